@@ -1,0 +1,1 @@
+"""Kubernetes operator, metrics adapter and local mode for LLMServices."""

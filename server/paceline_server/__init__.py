@@ -1,0 +1,1 @@
+"""Continuous-batching LLM engine with an OpenAI-compatible gateway."""

@@ -1,0 +1,174 @@
+"""The engine configuration file: one schema, parsed once into frozen groups.
+
+`load` reads the file, `parse` validates a mapping; both report every mistake at once, each with its path, and refuse
+unknown keys. The operator renders the same vocabulary from an LLMService; docs/reference/settings.md is generated
+from the descriptions here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from paceline_server.errors import InvalidConfiguration
+
+Positive = Annotated[int, Field(gt=0)]
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class BackpressureConfig(_Group):
+    """Bounds of the waiting queue."""
+
+    max_queued_requests: Positive = Field(1024, description="Requests that may wait; one more is refused at once.")
+    max_queued_tokens: Positive | None = Field(
+        None, description="Prompt tokens that may wait in all; null means no bound of its own."
+    )
+    reject_on_oom: bool = Field(
+        True, description="Refuse a request whose prompt and max_tokens could never fit the KV pool (400) up front."
+    )
+    overload_status: Literal[503, 429] = Field(503, description="HTTP status of a refusal for want of room.")
+
+
+class GatewayConfig(_Group):
+    """The HTTP side."""
+
+    host: str = Field("0.0.0.0", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and logs it.")
+    worker_threads: Positive = Field(2, description="Threads that tokenise and render chat templates.")
+    max_body_bytes: Positive = Field(32 * 1024 * 1024, description="Largest request body, in bytes; beyond it 413.")
+    drain_seconds: float = Field(
+        60.0, ge=0, description="How long running streams may take to finish after SIGTERM or POST /drain."
+    )
+    backpressure: BackpressureConfig = BackpressureConfig()
+
+
+class EngineConfig(_Group):
+    """The model and where it runs."""
+
+    model_path: str = Field(
+        min_length=1, description="hf://ORG/NAME[@REVISION], file:///absolute/folder, or a folder's path."
+    )
+    served_model_names: tuple[str, ...] = Field(
+        (), description="Names that clients may use; empty means the model's own name."
+    )
+    tensor_parallel_size: Literal[1] = Field(1, description="Only 1 is supported.")
+    pipeline_parallel_size: Literal[1] = Field(1, description="Only 1 is supported.")
+    max_model_len: Positive | None = Field(
+        None, description="Longest sequence, prompt and output, in tokens; null takes the model's own limit."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Of weights and KV cache; auto is the checkpoint's on a GPU and float32 on a CPU."
+    )
+    quantization: None = Field(None, description="Only null is supported.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one.")
+    attention_backend: Literal["auto", "reference"] = Field(
+        "auto", description="Implementation of paged attention; reference is plain torch."
+    )
+    threads: Positive | None = Field(None, description="Compute threads on a CPU; null takes all cores given.")
+
+
+class BatchingConfig(_Group):
+    """What a step may hold."""
+
+    max_batch_size: Positive = Field(64, description="Sequences that run together.")
+    max_tokens_in_batch: Positive = Field(512, description="Token budget of a step: decodes first, then prefills.")
+    max_queue_delay_us: int = Field(
+        0, ge=0, description="Longest wait for company when the engine is idle, in microseconds."
+    )
+    enable_continuous_batching: Literal[True] = Field(True, description="Only true is supported.")
+
+
+class KVCacheConfig(_Group):
+    """The paged KV cache."""
+
+    gpu_memory_fraction: float = Field(
+        0.9, gt=0, lt=1, description="Share of the GPU's memory for weights, activations and KV cache together."
+    )
+    cpu_memory_gb: float = Field(1.0, gt=0, description="KV cache on a CPU, in GiB.")
+    block_size_tokens: Positive = Field(16, description="Tokens in a block.")
+    swap_space_gb: Literal[0] = Field(0, description="Only 0 is supported.")
+    prefix_caching: bool = Field(True, description="Keep the blocks of finished sequences for prompts that share them.")
+
+
+class ServerConfig(_Group):
+    """The whole file."""
+
+    gateway: GatewayConfig = GatewayConfig()
+    engine: EngineConfig
+    batching: BatchingConfig = BatchingConfig()
+    kv_cache: KVCacheConfig = KVCacheConfig()
+
+    @model_validator(mode="after")
+    def _budget_holds_the_decodes(self) -> ServerConfig:
+        if self.batching.max_tokens_in_batch < self.batching.max_batch_size:
+            raise ValueError(
+                f"batching.max_tokens_in_batch ({self.batching.max_tokens_in_batch}) must be at least "
+                f"batching.max_batch_size ({self.batching.max_batch_size}): every running sequence decodes one token a step"
+            )
+        return self
+
+
+def parse(data: Mapping[str, Any], overrides: Mapping[tuple[str, str], Any] | None = None) -> ServerConfig:
+    """Validate a configuration mapping.
+
+    Args:
+        data: the file's content.
+        overrides: values by (group, key) that win over the file: command-line flags.
+
+    Raises:
+        InvalidConfiguration: with every mistake, one a line, each with its path.
+    """
+    merged = {group: dict(keys) if isinstance(keys, Mapping) else keys for group, keys in data.items()}
+    for (group, key), value in (overrides or {}).items():
+        target = merged.setdefault(group, {})
+        if isinstance(target, dict):
+            target[key] = value
+    try:
+        return ServerConfig.model_validate(merged)
+    except ValidationError as error:
+        raise InvalidConfiguration(_explain(error)) from None
+
+
+def load(path: Path, overrides: Mapping[tuple[str, str], Any] | None = None) -> ServerConfig:
+    """Read and validate a configuration file.
+
+    Raises:
+        InvalidConfiguration: the file cannot be read, is not a YAML mapping, or has mistakes (all of them reported).
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfiguration(f"cannot read {path}: {error}") from None
+    except yaml.YAMLError as error:
+        raise InvalidConfiguration(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(data, Mapping):
+        raise InvalidConfiguration(f"{path} must hold a mapping of gateway, engine, batching and kv_cache")
+    try:
+        return parse(data, overrides)
+    except InvalidConfiguration as error:
+        raise InvalidConfiguration(f"{path}: {error}") from None
+
+
+def _explain(error: ValidationError) -> str:
+    mistakes = error.errors(include_url=False)
+    lines = [f"{len(mistakes)} mistake{'s' if len(mistakes) > 1 else ''} in the configuration"]
+    for mistake in mistakes:
+        path = ".".join(str(part) for part in mistake["loc"])
+        lines.append(f"  {path + ': ' if path else ''}{_say(mistake)}")
+    return "\n".join(lines)
+
+
+def _say(mistake: Any) -> str:
+    message = str(mistake["msg"]).removeprefix("Value error, ")
+    if mistake["type"] == "extra_forbidden":
+        return "unknown key"
+    if mistake["type"] == "missing":
+        return "is required"
+    return f"{message}, not {mistake['input']!r}" if mistake["loc"] else message

@@ -1,0 +1,73 @@
+"""What one step computes, and the seam between the step loop and the model: `Runner.execute`.
+
+The step loop builds a `StepBatch` from the scheduler's decision; the model's runner turns it into packed tensors.
+Plain integers only: the scheduler's side of the seam imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one sequence's next token is drawn.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: nucleus mass in (0, 1]; 1 is off.
+        top_k: 0 is off.
+        min_p: smallest probability relative to the most likely token's, in [0, 1]; 0 is off.
+        seed: key of the sequence's random stream; with the position it fixes the draw, whatever shares the batch.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSlice:
+    """The tokens of one sequence that a step computes.
+
+    Attributes:
+        token_ids: the n >= 1 tokens to compute.
+        start: position of the first of them; the KV of positions [0, start) is already in the cache.
+        block_table: physical block of each logical block, long enough for positions [0, start + n).
+        sampling: draw the token at position start + n from the last row; None where no logits are wanted.
+        banned_token_ids: never drawn this step (stop tokens before min_tokens is reached).
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    sampling: SamplingParams | None
+    banned_token_ids: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """All slices of a step, in the order of the answer."""
+
+    slices: Sequence[SequenceSlice]
+
+    @property
+    def num_tokens(self) -> int:
+        """Packed tokens T of the step."""
+        return sum(len(piece.token_ids) for piece in self.slices)
+
+
+class Runner(Protocol):
+    """Runs the model over one batch."""
+
+    def execute(self, batch: StepBatch) -> Sequence[int | None]:
+        """Write the KV of every token of the batch and sample where asked.
+
+        Returns:
+            One entry a slice: the sampled token id, or None where `sampling` is None.
+        """
+        ...

@@ -1,0 +1,182 @@
+"""What the gateway knows of the engine: requests in, tokens out, and how the engine is.
+
+`EngineClient` (client.py) implements `Engine` over a socket to the engine process; `testing.FakeEngine` implements it
+in memory. Everything here crosses the wire, so it is plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from paceline_server.engine.batch import SamplingParams
+
+
+class FinishReason(str, Enum):
+    """Why the engine ended a sequence, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate.
+
+    Attributes:
+        request_id: unique among the requests under way.
+        prompt_token_ids: at least one token; prompt and max_tokens together at most max_model_len.
+        max_tokens: output tokens at most, >= 1.
+        sampling: how tokens are drawn; the gateway draws a seed where the client gave none.
+        stop_token_ids: end the sequence besides the model's own end-of-sequence tokens.
+        ignore_eos: the model's end-of-sequence tokens do not end the sequence.
+        min_tokens: no end by a stop token before that many output tokens.
+        cache_salt: prompts share cached prefixes only under the same salt.
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    max_tokens: int
+    sampling: SamplingParams = SamplingParams()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """What one step brought for one request.
+
+    Attributes:
+        token_ids: the new tokens, in order. Where `finish` is STOP the last one is the stop token: it counts in usage
+            and is no text.
+        finish: set on the last output of the request.
+        cached_tokens: prompt tokens found in the prefix cache; the same on every output.
+        queue_seconds: from the engine's receipt of the request to its first scheduling; the same on every output.
+    """
+
+    request_id: str
+    token_ids: Sequence[int]
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+    queue_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the engine loaded; comes with readiness.
+
+    Attributes:
+        folder: the model's folder on this machine (tokenizer and chat template are read from it).
+        max_model_len: longest sequence in tokens, prompt and output.
+        num_blocks: KV blocks of the pool.
+        block_size: tokens in a block.
+    """
+
+    folder: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    num_blocks: int
+    block_size: int
+    dtype: str
+    device: str
+    attention_backend: str
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens that the KV pool holds: no single sequence can be longer."""
+        return self.num_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class StartupPhase:
+    """One phase of a start; `seconds` is None while it runs."""
+
+    name: str
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """How the engine is, for /readyz and /healthz.
+
+    Attributes:
+        ready: warmed up and answering; False again while a lost engine is restarted.
+        reason: Loading, EngineRestarting or Ready.
+        step_age: seconds since the step loop last gave a sign of life, or None before it runs.
+    """
+
+    ready: bool
+    reason: str
+    message: str
+    phases: tuple[StartupPhase, ...] = ()
+    step_age: float | None = None
+
+    @property
+    def phase(self) -> str | None:
+        """Name of the phase under way, or of the last one."""
+        return self.phases[-1].name if self.phases else None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges and totals since the engine's start, sent with every step.
+
+    Attributes:
+        waiting: requests not yet scheduled for the first time, or preempted.
+        running: requests that hold KV blocks.
+        kv_usage: share of the pool's blocks in use by running sequences, 0..1.
+        stage_seconds: time spent by stage of the step loop (schedule, execute, update, wire).
+    """
+
+    waiting: int = 0
+    running: int = 0
+    waiting_tokens: int = 0
+    kv_usage: float = 0.0
+    steps: int = 0
+    computed_tokens: int = 0
+    preemptions: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    batch_sequences: int = 0
+    batch_tokens: int = 0
+    oldest_waiting_seconds: float = 0.0
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """The gateway's view of the engine."""
+
+    @property
+    def status(self) -> EngineStatus:
+        """How the engine is now."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats:
+        """The newest gauges and totals."""
+        ...
+
+    @property
+    def restarts(self) -> int:
+        """Times that a lost engine was started again."""
+        ...
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """What is loaded; None until the engine was ready for the first time."""
+        ...
+
+    def stream(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[TokenOutput]]:
+        """Run one request; leaving the context aborts it, and its blocks are back by the next step.
+
+        Raises:
+            EngineUnavailable: on entry, where no engine is ready.
+            EngineLost: while iterating, where the engine died.
+        """
+        ...

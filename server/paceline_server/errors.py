@@ -1,0 +1,180 @@
+"""Every error this package raises on purpose, as one tree.
+
+    PacelineError
+    ├── StartupError            the server cannot serve: it exits; `reason` reaches the pod's status
+    │   ├── InvalidConfiguration    the configuration file or a flag is wrong (exit code 78)
+    │   ├── ModelNotFound           no such model in the store or on the hub
+    │   ├── ModelUnauthorized       the hub wants a (better) token
+    │   ├── ModelUnsupported        the model needs something we do not honour
+    │   ├── NoGPU                   device: cuda without a usable GPU
+    │   ├── OutOfMemory             weights or KV cache do not fit
+    │   └── EngineFailed            the engine process died while starting
+    └── RequestError            one request cannot be served: it becomes an HTTP answer in OpenAI's error shape
+        ├── InvalidRequest          400, names the parameter
+        │   └── ContextLengthExceeded   400, code context_length_exceeded
+        ├── NotServed               404, unknown model
+        ├── PayloadTooLarge         413
+        ├── Overloaded              503 (or 429 by configuration) with Retry-After
+        ├── Draining                503 with Retry-After
+        ├── EngineUnavailable       503 with Retry-After: not ready yet, or restarting
+        └── EngineLost              500: the engine died while it worked on this request
+
+Callers: startup errors are translated in `cli` (exit code, termination log), request errors in the gateway's one
+error middleware. Nothing else catches broadly.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PacelineError(Exception):
+    """Base of all errors raised on purpose; its text is written for the user."""
+
+
+class StartupError(PacelineError):
+    """The server cannot start or go on. `reason` is the CamelCase word that shows up in a condition."""
+
+    reason: ClassVar[str] = "EngineFailed"
+    exit_code: ClassVar[int] = 1
+
+
+class InvalidConfiguration(StartupError):
+    """The configuration is wrong; restarting does not help."""
+
+    reason = "InvalidConfiguration"
+    exit_code = 78  # EX_CONFIG of sysexits.h
+
+
+class ModelNotFound(StartupError):
+    """The model is in no place that the server may look at."""
+
+    reason = "ModelNotFound"
+
+
+class ModelUnauthorized(StartupError):
+    """The hub refused the download for want of a token or of access."""
+
+    reason = "ModelUnauthorized"
+
+
+class ModelUnsupported(StartupError):
+    """The model needs something that this engine does not honour; the message names it."""
+
+    reason = "ModelUnsupported"
+
+
+class NoGPU(StartupError):
+    """A CUDA device is asked for and none is usable."""
+
+    reason = "NoGPU"
+
+
+class OutOfMemory(StartupError):
+    """Weights or KV cache do not fit into the memory given."""
+
+    reason = "OutOfMemory"
+
+
+class EngineFailed(StartupError):
+    """The engine process ended before it was ready, for a reason that has no name of its own."""
+
+    reason = "EngineFailed"
+
+
+STARTUP_ERRORS: dict[str, type[StartupError]] = {
+    error.reason: error
+    for error in (
+        InvalidConfiguration,
+        ModelNotFound,
+        ModelUnauthorized,
+        ModelUnsupported,
+        NoGPU,
+        OutOfMemory,
+        EngineFailed,
+    )
+}
+"""By `reason`: how a startup error crosses the wire from the engine process."""
+
+
+class RequestError(PacelineError):
+    """One request is answered with an error.
+
+    Args:
+        message: for the caller: what is wrong and what to do.
+        param: the request field at fault, or None.
+        code: machine-readable word of OpenAI's error object, or None.
+        retry_after: seconds for the Retry-After header, or None.
+    """
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+    def envelope(self) -> dict[str, dict[str, str | None]]:
+        """The body of the answer, in the shape of OpenAI's error object."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class InvalidRequest(RequestError):
+    """The caller's fault; the same request will fail again."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt, or prompt plus max_tokens, is longer than the model's context or the KV pool."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class NotServed(RequestError):
+    """The named model is not served here."""
+
+    status = 404
+    type = "invalid_request_error"
+
+
+class PayloadTooLarge(RequestError):
+    """The body is larger than gateway.max_body_bytes."""
+
+    status = 413
+    type = "invalid_request_error"
+
+
+class Overloaded(RequestError):
+    """The bounded queue has no room. The status is 503 unless backpressure.overload_status says 429."""
+
+    status = 503
+    type = "overloaded_error"
+
+
+class Draining(RequestError):
+    """The server finishes what runs and takes nothing new."""
+
+    status = 503
+    type = "overloaded_error"
+
+
+class EngineUnavailable(RequestError):
+    """No engine is ready: it starts, or it is being restarted."""
+
+    status = 503
+    type = "overloaded_error"
+
+
+class EngineLost(RequestError):
+    """The engine died while it worked on this request; part of the answer may have been sent."""
+
+    status = 500
+    type = "server_error"
