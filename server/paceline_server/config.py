@@ -110,7 +110,8 @@ class ServerConfig(_Group):
         if self.batching.max_tokens_in_batch < self.batching.max_batch_size:
             raise ValueError(
                 f"batching.max_tokens_in_batch ({self.batching.max_tokens_in_batch}) must be at least "
-                f"batching.max_batch_size ({self.batching.max_batch_size}): every running sequence decodes one token a step"
+                f"batching.max_batch_size ({self.batching.max_batch_size}): "
+                "every running sequence decodes one token a step"
             )
         return self
 
