@@ -1,0 +1,84 @@
+"""The engine configuration file of a service, and the ConfigMap that carries it into the pods.
+
+Only what the user set is written: defaults stay the server's, so that they can improve without an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import yaml
+
+from paceline_operator import names
+from paceline_operator.cluster import Manifest
+from paceline_operator.desired.metadata import child
+from paceline_operator.model_uri import Claim, Hub
+from paceline_operator.spec import LLMService
+
+# Group of the configuration file for each field of spec.engine; the key is the field's own name in snake_case.
+ENGINE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "max_model_len": ("engine",),
+        "dtype": ("engine",),
+        "quantization": ("engine",),
+        "attention_backend": ("engine",),
+        "threads": ("engine",),
+        "tensor_parallel_size": ("engine",),
+        "pipeline_parallel_size": ("engine",),
+        "max_batch_size": ("batching",),
+        "max_tokens_in_batch": ("batching",),
+        "max_queue_delay_us": ("batching",),
+        "enable_continuous_batching": ("batching",),
+        "gpu_memory_fraction": ("kv_cache",),
+        "cpu_memory_gb": ("kv_cache",),
+        "block_size_tokens": ("kv_cache",),
+        "swap_space_gb": ("kv_cache",),
+        "prefix_caching": ("kv_cache",),
+        "worker_threads": ("gateway",),
+        "max_body_bytes": ("gateway",),
+        "max_queued_requests": ("gateway", "backpressure"),
+        "max_queued_tokens": ("gateway", "backpressure"),
+        "reject_on_oom": ("gateway", "backpressure"),
+        "overload_status": ("gateway", "backpressure"),
+    }
+)
+
+
+def engine_config(service: LLMService) -> dict[str, Any]:
+    """The configuration file's content as a mapping, groups and keys in a stable order."""
+    config: dict[str, Any] = {
+        "gateway": {"drain_seconds": service.spec.drain_seconds},
+        "engine": {
+            "model_path": _model_path(service),
+            "served_model_names": _served_model_names(service),
+            "device": "cuda" if service.spec.uses_gpu else "cpu",
+        },
+    }
+    for name, value in service.spec.engine.model_dump(exclude_none=True).items():
+        group = config
+        for part in ENGINE_GROUPS[name]:
+            group = group.setdefault(part, {})
+        group[name] = value
+    return config
+
+
+def render_config_map(service: LLMService) -> Manifest:
+    """The ConfigMap with the engine configuration file."""
+    text = yaml.safe_dump(engine_config(service), sort_keys=True, allow_unicode=True)
+    return child(service, "v1", "ConfigMap", {"data": {names.CONFIG_FILE: text}})
+
+
+def _model_path(service: LLMService) -> str:
+    """A claim's folder is a path inside the pod; hub URIs and folders mean the same to the server as to the user."""
+    uri = service.spec.model_uri
+    if isinstance(uri, Claim):
+        return f"file://{names.PVC_MOUNT}/{uri.path}".rstrip("/")
+    return service.spec.model
+
+
+def _served_model_names(service: LLMService) -> list[str]:
+    """The service's name, and the repository's, which clients of the hub's models already use."""
+    uri = service.spec.model_uri
+    return [service.name, uri.repository] if isinstance(uri, Hub) else [service.name]

@@ -1,0 +1,245 @@
+"""The LLMService as types: parsed once, all mistakes at once with their paths, then trusted everywhere.
+
+The CRD (crds/llmservices.paceline.dev.yaml) says the same to the API server; a test holds the two together.
+Called by `reconcile` on what the API server stored, and by `local` on files of the user.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.alias_generators import to_camel
+
+from paceline_operator import names
+from paceline_operator.cluster import Key, Manifest
+from paceline_operator.errors import FieldError, InvalidSpec
+from paceline_operator.model_uri import ModelUri, parse_model_uri
+
+Count = Annotated[int, Field(ge=1)]
+
+_QUANTITY: Final = re.compile(r"\+?\d+(\.\d+)?([eE]\d+|[numkMGTPE]|[KMGTPE]i)?")
+
+
+def _quantity(value: object) -> str:
+    text = str(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else ""
+    if not _QUANTITY.fullmatch(text):
+        raise ValueError(f"{value!r} is not a quantity; write a string such as '500m', '2' or '4Gi'")
+    return text
+
+
+Quantity = Annotated[str, BeforeValidator(_quantity)]
+
+_RESERVED_LABELS: Final = ("paceline.dev/", names.LABEL_APP, names.LABEL_MANAGED_BY)
+
+
+class _Section(BaseModel):
+    """A part of the specification: camelCase outside, immutable, nothing unknown, nothing coerced."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        extra="forbid",
+        frozen=True,
+        strict=True,
+    )
+
+
+class EngineSpec(_Section):
+    """Settings of gateway and engine that a user may choose; unset ones keep the server's defaults.
+
+    Names are those of the engine configuration file, `desired.config` says which group each belongs to.
+    """
+
+    max_model_len: Count | None = None  # tokens
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
+    quantization: str | None = None
+    attention_backend: Literal["auto", "reference"] | None = None
+    threads: Count | None = None
+    tensor_parallel_size: Count | None = None
+    pipeline_parallel_size: Count | None = None
+    max_batch_size: Count | None = None  # sequences
+    max_tokens_in_batch: Count | None = None  # tokens per step
+    max_queue_delay_us: Annotated[int, Field(ge=0)] | None = None  # microseconds
+    enable_continuous_batching: bool | None = None
+    gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    cpu_memory_gb: Annotated[float, Field(gt=0)] | None = None  # gigabytes
+    block_size_tokens: Count | None = None  # tokens
+    swap_space_gb: Annotated[float, Field(ge=0)] | None = None  # gigabytes
+    prefix_caching: bool | None = None
+    worker_threads: Count | None = None
+    max_body_bytes: Count | None = None  # bytes
+    max_queued_requests: Count | None = None
+    max_queued_tokens: Count | None = None
+    reject_on_oom: bool | None = None
+    overload_status: Literal[429, 503] | None = None
+
+
+class AutoscalingSpec(_Section):
+    """Bounds and targets of the HorizontalPodAutoscaler. The section's presence switches autoscaling on."""
+
+    min_replicas: Count = 1
+    max_replicas: Count
+    target_queue_depth: Count = 8  # requests waiting + running, per replica
+    ttft_objective_seconds: Annotated[float, Field(gt=0)] = 2.0
+    scale_up_stabilization_seconds: Annotated[int, Field(ge=0, le=3600)] = 0
+    scale_down_stabilization_seconds: Annotated[int, Field(ge=0, le=3600)] = 300
+
+    @model_validator(mode="after")
+    def _bounds_are_ordered(self) -> AutoscalingSpec:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"minReplicas ({self.min_replicas}) must not exceed maxReplicas ({self.max_replicas})")
+        return self
+
+
+class ResourcesSpec(_Section):
+    """Resources of the server's container, as in a pod."""
+
+    limits: dict[str, Quantity] = Field(default_factory=dict)
+    requests: dict[str, Quantity] = Field(default_factory=dict)
+
+
+class SecretReference(_Section):
+    """A Secret of the service's namespace; its key HF_TOKEN becomes the server's variable of that name."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class OverlayMetadata(_Section):
+    """Labels and annotations added to the pods."""
+
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("labels", "annotations")
+    @classmethod
+    def _ours_stay_ours(cls, values: dict[str, str]) -> dict[str, str]:
+        taken = [key for key in values if key.startswith(_RESERVED_LABELS)]
+        if taken:
+            raise ValueError(f"{', '.join(taken)}: set by the operator, choose other keys")
+        return values
+
+
+class TemplateSpec(_Section):
+    """An overlay merged into the rendered pod, as `desired.overlay` describes."""
+
+    metadata: OverlayMetadata = Field(default_factory=OverlayMetadata)
+    spec: dict[str, Any] = Field(default_factory=dict)
+
+
+def _one_gpu() -> ResourcesSpec:
+    return ResourcesSpec(limits={"nvidia.com/gpu": "1"})
+
+
+class LLMServiceSpec(_Section):
+    """`spec` of an LLMService."""
+
+    model: Annotated[str, Field(min_length=1, max_length=1024)]
+    replicas: Annotated[int, Field(ge=0)] = 1
+    image: Annotated[str, Field(min_length=1)] | None = None
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    resources: ResourcesSpec = Field(default_factory=_one_gpu)
+    engine: EngineSpec = Field(default_factory=EngineSpec)
+    autoscaling: AutoscalingSpec | None = None
+    drain_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
+    startup_seconds: Annotated[int, Field(ge=1, le=86400)] = 1800
+    model_secret_ref: SecretReference | None = None
+    template: TemplateSpec = Field(default_factory=TemplateSpec)
+
+    @field_validator("model")
+    @classmethod
+    def _model_is_supported(cls, model: str) -> str:
+        parse_model_uri(model)
+        return model
+
+    @property
+    def model_uri(self) -> ModelUri:
+        """The model's URI, taken apart."""
+        return parse_model_uri(self.model)
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether the server runs on NVIDIA devices, which is what it is told as `device: cuda`."""
+        return any(name.startswith(names.GPU_RESOURCE_PREFIX) for name in self._resource_names())
+
+    @property
+    def uses_accelerator(self) -> bool:
+        """Whether a pod holds a device that a second pod may not get: any extended resource, of whatever vendor."""
+        return any("/" in name and "kubernetes.io/" not in name for name in self._resource_names())
+
+    def _resource_names(self) -> set[str]:
+        return {*self.resources.limits, *self.resources.requests}
+
+
+@dataclass(frozen=True, slots=True)
+class LLMService:
+    """An LLMService that has been understood: identity and typed specification."""
+
+    key: Key
+    uid: str
+    generation: int
+    spec: LLMServiceSpec
+
+    @property
+    def name(self) -> str:
+        """Name of the object."""
+        return self.key.name
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the object, and of all that is made for it."""
+        return self.key.namespace
+
+
+def parse_service(manifest: Manifest) -> LLMService:
+    """Understand a stored LLMService. Raises InvalidSpec with all mistakes."""
+    metadata = manifest["metadata"]
+    return LLMService(
+        key=Key(metadata["namespace"], metadata["name"]),
+        uid=metadata["uid"],
+        generation=metadata.get("generation", 0),
+        spec=parse_spec(manifest.get("spec") or {}),
+    )
+
+
+def parse_spec(spec: Mapping[str, Any]) -> LLMServiceSpec:
+    """Understand `spec`. Raises InvalidSpec with all mistakes, each with its path from `spec`."""
+    try:
+        return LLMServiceSpec.model_validate(spec)
+    except ValidationError as error:
+        raise InvalidSpec(tuple(_field_error(detail) for detail in error.errors())) from error
+
+
+def _field_error(detail: Any) -> FieldError:
+    location = [str(part) for part in detail["loc"]]
+    path = ".".join(["spec", *location])
+    if detail["type"] == "extra_forbidden":
+        return FieldError(path, f"unknown field{_suggestion(location)}")
+    if detail["type"] == "missing":
+        return FieldError(path, "required")
+    message = detail["msg"].removeprefix("Value error, ")
+    return FieldError(path, message[:1].lower() + message[1:])
+
+
+def _suggestion(location: list[str]) -> str:
+    """`, did you mean …?` when a field of the same section is spelt alike."""
+    section: type[BaseModel] = LLMServiceSpec
+    for part in location[:-1]:
+        field = next((info for info in section.model_fields.values() if info.alias == part), None)
+        nested = _nested_section(field.annotation) if field else None
+        if nested is None:
+            return ""
+        section = nested
+    known = [info.alias or name for name, info in section.model_fields.items()]
+    close = difflib.get_close_matches(location[-1], known, n=1)
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def _nested_section(annotation: Any) -> type[BaseModel] | None:
+    candidates = [annotation, *getattr(annotation, "__args__", ())]
+    return next((item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), None)
