@@ -79,8 +79,8 @@ class BatchingConfig(_Group):
 
     max_batch_size: Positive = Field(64, description="Sequences that run together.")
     max_tokens_in_batch: Positive = Field(512, description="Token budget of a step: decodes first, then prefills.")
-    max_queue_delay_us: int = Field(
-        0, ge=0, description="Longest wait for company when the engine is idle, in microseconds."
+    max_queue_delay_us: Literal[0] = Field(
+        0, description="Longest wait for company when the engine is idle, in microseconds; only 0 is supported."
     )
     enable_continuous_batching: Literal[True] = Field(True, description="Only true is supported.")
 

@@ -130,8 +130,11 @@ class EngineStats:
     Attributes:
         waiting: requests not yet scheduled for the first time, or preempted.
         running: requests that hold KV blocks.
+        waiting_tokens: prompt tokens of those that wait.
         kv_usage: share of the pool's blocks in use by running sequences, 0..1.
-        stage_seconds: time spent by stage of the step loop (schedule, execute, update, wire).
+        batch_sequences, batch_tokens: what the last step held.
+        oldest_waiting_seconds: how long the head of the line has waited.
+        stage_seconds: time spent by stage of the step loop (schedule, execute, update).
     """
 
     waiting: int = 0

@@ -1,0 +1,73 @@
+"""The `paceline-server` command: `serve` runs the gateway and the engine.
+
+Start-up errors end here: their reason goes to stderr and to the termination log (which Kubernetes shows as the
+container's termination message), and their exit code tells whether a restart can help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from paceline_server.config import ServerConfig, load
+from paceline_server.engine.client import EngineClient
+from paceline_server.errors import StartupError
+from paceline_server.gateway.serve import serve_gateway
+from paceline_server.logs import configure_logging
+
+_TERMINATION_LOG = "/dev/termination-log"  # Kubernetes' default terminationMessagePath
+_TERMINATION_BYTES = 4096  # more is cut by the kubelet
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns the process's exit code."""
+    arguments = _parser().parse_args(argv)
+    configure_logging()
+    try:
+        return int(arguments.run(arguments))
+    except StartupError as error:
+        _report(error)
+        return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="paceline-server", description=__doc__.splitlines()[0] if __doc__ else None)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="serve a model over the OpenAI-compatible API")
+    serve.add_argument("--config", type=Path, required=True, help="engine configuration file (YAML)")
+    serve.add_argument("--host", help="address to listen on; wins over the file")
+    serve.add_argument("--port", type=int, help="port to listen on; wins over the file; 0 takes a free one")
+    serve.set_defaults(run=_serve)
+    return parser
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    flags = {("gateway", key): getattr(arguments, key) for key in ("host", "port")}
+    config = load(arguments.config, {key: value for key, value in flags.items() if value is not None})
+    asyncio.run(_run(config))
+    return 0
+
+
+async def _run(config: ServerConfig) -> None:
+    """Gateway and engine side by side: the first to end decides, and the other is ended with it."""
+    engine = EngineClient(config)
+    sides = {asyncio.create_task(engine.supervise()), asyncio.create_task(serve_gateway(config, engine))}
+    ended, running = await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    for task in ended:
+        task.result()
+
+
+def _report(error: StartupError) -> None:
+    text = f"{error.reason}: {error}"
+    print(text, file=sys.stderr)
+    target = Path(os.environ.get("PACELINE_TERMINATION_LOG", _TERMINATION_LOG))
+    if target.exists():
+        with suppress(OSError):  # a log that cannot be written must not hide the error itself
+            target.write_bytes(text.encode()[:_TERMINATION_BYTES])

@@ -1,0 +1,245 @@
+"""The gateway's end: starts the engine process, keeps it alive, and turns frames into one stream per request.
+
+`cli` runs `EngineClient.supervise` beside the gateway. An engine that dies after it was ready is started again, its
+requests end with `EngineLost`, and `status` is not ready meanwhile. An engine that cannot start ends the server with
+the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from time import monotonic
+
+from paceline_server.config import ServerConfig
+from paceline_server.engine.interface import (
+    EngineStats,
+    EngineStatus,
+    GenerationRequest,
+    ModelInfo,
+    StartupPhase,
+    TokenOutput,
+)
+from paceline_server.engine.wire import (
+    Abort,
+    Configure,
+    Decoder,
+    Failed,
+    Message,
+    Phase,
+    Ready,
+    Refused,
+    Step,
+    Submit,
+    encode,
+)
+from paceline_server.errors import STARTUP_ERRORS, EngineFailed, EngineLost, EngineUnavailable, InvalidRequest
+
+log = logging.getLogger("paceline.client")
+
+_MAX_FAILED_RESTARTS = 5
+_BACKOFF_SECONDS = 1.0
+_RETRY_AFTER_SECONDS = 5.0
+
+_Item = TokenOutput | Exception
+
+
+class EngineClient:
+    """Implements `Engine` over a socket pair to an engine process.
+
+    Args:
+        config: the whole configuration; the process gets a copy as its first frame.
+        command: what to run, without the socket's number. For tests.
+    """
+
+    def __init__(self, config: ServerConfig, command: tuple[str, ...] | None = None) -> None:
+        self._config = config
+        self._command = command or (sys.executable, "-m", "paceline_server.engine.process")
+        self._writer: asyncio.StreamWriter | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._streams: dict[str, asyncio.Queue[_Item]] = {}
+        self._phases: dict[str, StartupPhase] = {}
+        self._failure: Failed | None = None
+        self._ready = False
+        self._last_sign: float | None = None
+        self._info: ModelInfo | None = None
+        self._stats = EngineStats()
+        self._restarts = 0
+
+    @property
+    def status(self) -> EngineStatus:
+        """How the engine is now."""
+        if self._ready:
+            reason, message = "Ready", "the engine serves"
+        elif self._info is not None:
+            reason, message = "EngineRestarting", "the engine process was lost and is being started again"
+        else:
+            reason, message = "Loading", "the engine starts"
+        age = monotonic() - self._last_sign if self._ready and self._last_sign is not None else None
+        return EngineStatus(self._ready, reason, message, tuple(self._phases.values()), age)
+
+    @property
+    def stats(self) -> EngineStats:
+        """The newest gauges and totals; zeros while no engine runs."""
+        return self._stats
+
+    @property
+    def restarts(self) -> int:
+        """Times that a lost engine was started again."""
+        return self._restarts
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """What is loaded; None until the engine was ready for the first time."""
+        return self._info
+
+    async def supervise(self) -> None:
+        """Start the engine and keep it running until cancelled; the process is gone when this returns.
+
+        Raises:
+            StartupError: the first start failed, or several restarts in a row.
+        """
+        failures = 0
+        while True:
+            try:
+                await self._run_once()
+                failures = 0 if self._failure is None and self._ready else failures + 1
+            finally:
+                self._lose()
+            self._raise_if_hopeless(failures)
+            self._restarts += 1
+            await asyncio.sleep(_BACKOFF_SECONDS * 2**failures if failures else 0.0)
+
+    @asynccontextmanager
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[TokenOutput]]:
+        """Run one request; leaving the context aborts it.
+
+        Raises:
+            EngineUnavailable: on entry, where no engine is ready.
+            EngineLost: while iterating, where the engine died.
+        """
+        writer = self._writer
+        if not self._ready or writer is None:
+            raise EngineUnavailable(
+                f"no engine is ready yet: {self.status.message}; try again", retry_after=_RETRY_AFTER_SECONDS
+            )
+        items: asyncio.Queue[_Item] = asyncio.Queue()
+        self._streams[request.request_id] = items
+        writer.write(encode(Submit(request)))
+        try:
+            yield _outputs(items)
+        finally:
+            # A stream that ended is gone from the table already; only one that still runs has to be aborted.
+            if self._streams.pop(request.request_id, None) is not None and not writer.is_closing():
+                writer.write(encode(Abort(request.request_id)))
+
+    async def _run_once(self) -> None:
+        """One life of the engine process, from start to death."""
+        self._phases = {}
+        self._note(StartupPhase("start_engine"))
+        self._failure = None
+        begun = monotonic()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command, str(theirs.fileno()), pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL
+            )
+        finally:
+            theirs.close()
+        self._process = process
+        try:
+            reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+            self._writer.write(encode(Configure(self._config.model_dump_json())))
+            await self._read(reader, begun)
+            code = await process.wait()
+            log.log(logging.INFO if code == 0 else logging.ERROR, "engine process ended: %s", _describe_exit(code))
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    async def _read(self, reader: asyncio.StreamReader, begun: float) -> None:
+        decoder = Decoder()
+        with suppress(ConnectionResetError):  # a killed process may reset the socket instead of closing it
+            while data := await reader.read(1 << 20):
+                for message in decoder.feed(data):
+                    self._receive(message, begun)
+
+    def _receive(self, message: Message, begun: float) -> None:
+        self._last_sign = monotonic()
+        match message:
+            case Step(outputs, stats):
+                self._stats = stats
+                for output in outputs:
+                    self._deliver(output.request_id, output, last=output.finish is not None)
+            case Phase(phase):
+                self._end_start_engine(begun)
+                self._note(phase)
+            case Ready(info):
+                self._end_start_engine(begun)
+                self._info, self._ready = info, True
+                log.info("ready after %.1f s: %s", monotonic() - begun, info)
+            case Failed():
+                self._failure = message
+            case Refused(request_id, text):
+                self._deliver(request_id, InvalidRequest(text), last=True)
+            case _:
+                raise AssertionError(f"the engine sent {type(message).__name__}")
+
+    def _deliver(self, request_id: str, item: _Item, *, last: bool) -> None:
+        items = self._streams.pop(request_id, None) if last else self._streams.get(request_id)
+        if items is not None:  # else it was aborted a moment ago
+            items.put_nowait(item)
+
+    def _note(self, phase: StartupPhase) -> None:
+        self._phases[phase.name] = phase
+        if phase.seconds is not None:
+            log.info("start-up phase %s took %.2f s", phase.name, phase.seconds)
+
+    def _end_start_engine(self, begun: float) -> None:
+        if self._phases["start_engine"].seconds is None:
+            self._note(StartupPhase("start_engine", monotonic() - begun))
+
+    def _lose(self) -> None:
+        """Forget the dead process; every open stream ends with an error."""
+        self._ready = False
+        self._stats = EngineStats()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        lost, self._streams = self._streams, {}
+        for items in lost.values():
+            items.put_nowait(
+                EngineLost("the engine process died while it worked on this request; it is being restarted")
+            )
+
+    def _raise_if_hopeless(self, failures: int) -> None:
+        if self._info is not None and failures < _MAX_FAILED_RESTARTS:
+            return
+        if self._failure is not None:
+            raise STARTUP_ERRORS.get(self._failure.reason, EngineFailed)(self._failure.message)
+        assert self._process is not None
+        raise EngineFailed(f"the engine process ended while starting: {_describe_exit(self._process.returncode)}")
+
+
+async def _outputs(items: asyncio.Queue[_Item]) -> AsyncIterator[TokenOutput]:
+    while True:
+        item = await items.get()
+        if isinstance(item, Exception):
+            raise item
+        yield item
+        if item.finish is not None:
+            return
+
+
+def _describe_exit(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    hint = " (out of memory, if nobody sent it)" if -code == signal.SIGKILL else ""
+    return f"killed by {name}{hint}"

@@ -1,0 +1,119 @@
+"""The step loop: schedule ▸ execute ▸ update.
+
+`process` drives it in the engine process; tests and benchmarks drive it directly. Single-threaded: requests are added
+and aborted between steps, so nothing needs a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+from paceline_server.engine.batch import Runner, StepBatch
+from paceline_server.engine.blocks import BlockManager
+from paceline_server.engine.interface import EngineStats, GenerationRequest, ModelInfo, TokenOutput
+from paceline_server.engine.scheduler import Scheduled, Scheduler, SchedulerLimits
+from paceline_server.engine.sequence import Sequence
+
+
+class EngineCore:
+    """A scheduler and a runner, stepped together.
+
+    Args:
+        runner: the model.
+        info: what is loaded; gives the pool's size and the end-of-sequence tokens.
+        limits: bounds of a step.
+        prefix_caching: keep freed blocks for prompts that share them.
+        clock: seconds; only differences count.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        info: ModelInfo,
+        limits: SchedulerLimits,
+        *,
+        prefix_caching: bool = True,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.info = info
+        self.scheduler = Scheduler(
+            limits, BlockManager(info.num_blocks, info.block_size, prefix_caching=prefix_caching)
+        )
+        self._runner = runner
+        self._eos = frozenset(info.eos_token_ids)
+        self._clock = clock
+        self._steps = 0
+        self._computed_tokens = 0
+        self._last_plan: list[Scheduled] = []
+        self._stage_seconds = {"schedule": 0.0, "execute": 0.0, "update": 0.0}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would compute anything."""
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def submit(self, request: GenerationRequest) -> str | None:
+        """Queue a request.
+
+        Returns:
+            Why the request can never run, or None. The gateway checks first, so a refusal here is the gateway's bug
+            or an info that has changed with a restart; it must not take the engine down.
+        """
+        prompt = len(request.prompt_token_ids)
+        room = min(self.info.max_model_len, self.info.kv_capacity_tokens)
+        if prompt == 0 or request.max_tokens < 1:
+            return "a request needs at least one prompt token and one output token"
+        if prompt + 1 > room:
+            return f"the prompt has {prompt} tokens, and the engine holds {room} with at least one output token"
+        sequence = Sequence(
+            request, arrival=self._clock(), max_tokens=min(request.max_tokens, room - prompt), eos_token_ids=self._eos
+        )
+        self.scheduler.add(sequence)
+        return None
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request; unknown ones (already finished) are no error."""
+        self.scheduler.abort(request_id)
+
+    def step(self) -> list[TokenOutput]:
+        """Run one step over whatever is due; returns the new tokens."""
+        begin = self._clock()
+        plan = self.scheduler.schedule(begin)
+        if not plan:
+            return []
+        batch = StepBatch([item.sequence.slice(item.count) for item in plan])
+        scheduled = self._clock()
+        sampled = list(self._runner.execute(batch))
+        executed = self._clock()
+        outputs = self.scheduler.update(plan, sampled)
+        self._account(plan, begin, scheduled, executed)
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Gauges of this moment and totals since the start."""
+        scheduler = self.scheduler
+        head = scheduler.waiting.head()
+        return EngineStats(
+            waiting=len(scheduler.waiting),
+            running=len(scheduler.running),
+            waiting_tokens=scheduler.waiting.num_tokens,
+            kv_usage=1.0 - scheduler.blocks.num_free / scheduler.blocks.num_blocks,
+            steps=self._steps,
+            computed_tokens=self._computed_tokens,
+            preemptions=scheduler.totals.preemptions,
+            prefix_queried_tokens=scheduler.totals.prefix_queried_tokens,
+            prefix_hit_tokens=scheduler.totals.prefix_hit_tokens,
+            batch_sequences=len(self._last_plan),
+            batch_tokens=sum(item.count for item in self._last_plan),
+            oldest_waiting_seconds=0.0 if head is None else self._clock() - head.arrival,
+            stage_seconds=dict(self._stage_seconds),
+        )
+
+    def _account(self, plan: list[Scheduled], begin: float, scheduled: float, executed: float) -> None:
+        self._steps += 1
+        self._computed_tokens += sum(item.count for item in plan)
+        self._last_plan = plan
+        self._stage_seconds["schedule"] += scheduled - begin
+        self._stage_seconds["execute"] += executed - scheduled
+        self._stage_seconds["update"] += self._clock() - executed

@@ -1,0 +1,138 @@
+"""The engine's side of the wire: receives commands, drives the step loop, sends what came out.
+
+`process` runs it with the real model; tests run it with a fake one. One thread does everything: commands are drained
+once per step, so the step loop shares the interpreter lock with nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline_server.config import ServerConfig
+from paceline_server.engine.batch import Runner
+from paceline_server.engine.core import EngineCore
+from paceline_server.engine.interface import ModelInfo, StartupPhase
+from paceline_server.engine.scheduler import SchedulerLimits
+from paceline_server.engine.wire import (
+    Abort,
+    Configure,
+    Decoder,
+    Failed,
+    Message,
+    Phase,
+    Ready,
+    Refused,
+    Step,
+    Submit,
+    encode,
+)
+from paceline_server.errors import StartupError
+
+_HEARTBEAT_SECONDS = 1.0
+
+log = logging.getLogger("paceline.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model, warmed up."""
+
+    runner: Runner
+    info: ModelInfo
+
+
+Loader = Callable[[ServerConfig, Callable[[StartupPhase], None]], Loaded]
+"""Loads a model and reports each phase at its begin and its end.
+
+Raises:
+    StartupError: the model cannot be served; the error's reason and text go to the gateway.
+"""
+
+
+class GatewayGone(Exception):
+    """The other end of the socket is closed: nobody is left to serve."""
+
+
+class Wire:
+    """The engine's end of the socket: blocking sends, receives with a timeout."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._decoder = Decoder()
+
+    def send(self, message: Message) -> None:
+        """Send one frame; a gateway that reads slowly slows the engine down instead of filling memory.
+
+        Raises:
+            GatewayGone: the gateway closed the socket.
+        """
+        try:
+            self._connection.sendall(encode(message))
+        except (BrokenPipeError, ConnectionResetError):
+            raise GatewayGone from None
+
+    def receive(self, timeout: float) -> list[Message]:
+        """All messages that have arrived; waits up to `timeout` seconds for the first.
+
+        Raises:
+            GatewayGone: the gateway closed the socket.
+        """
+        messages: list[Message] = []
+        while select.select([self._connection], [], [], 0.0 if messages else timeout)[0]:
+            data = self._connection.recv(1 << 20)
+            if not data:
+                raise GatewayGone
+            messages += self._decoder.feed(data)
+        return messages
+
+
+def run(wire: Wire, loader: Loader) -> int:
+    """Load and serve until the gateway is gone; returns the exit code."""
+    try:
+        config = _receive_config(wire)
+        try:
+            loaded = loader(config, lambda phase: wire.send(Phase(phase)))
+        except StartupError as error:
+            wire.send(Failed(error.reason, str(error)))
+            return error.exit_code
+        limits = SchedulerLimits(config.batching.max_batch_size, config.batching.max_tokens_in_batch)
+        core = EngineCore(loaded.runner, loaded.info, limits, prefix_caching=config.kv_cache.prefix_caching)
+        wire.send(Ready(loaded.info))
+        serve(wire, core)
+    except GatewayGone:
+        log.info("the gateway is gone: ending")
+    return 0
+
+
+def serve(wire: Wire, core: EngineCore) -> None:
+    """The loop: drain commands, step, send what came out; a heartbeat when idle.
+
+    Raises:
+        GatewayGone: the gateway closed the socket.
+    """
+    while True:
+        for message in wire.receive(timeout=0.0 if core.has_work else _HEARTBEAT_SECONDS):
+            _apply(message, wire, core)
+        wire.send(Step(tuple(core.step()), core.stats()))
+
+
+def _apply(message: Message, wire: Wire, core: EngineCore) -> None:
+    if isinstance(message, Submit):
+        refusal = core.submit(message.request)
+        if refusal is not None:
+            wire.send(Refused(message.request.request_id, refusal))
+    elif isinstance(message, Abort):
+        core.abort(message.request_id)
+    else:
+        raise AssertionError(f"the gateway sent {type(message).__name__}")
+
+
+def _receive_config(wire: Wire) -> ServerConfig:
+    while True:
+        for message in wire.receive(timeout=60.0):
+            assert isinstance(message, Configure), "the first message is the configuration"
+            return ServerConfig.model_validate_json(message.config)

@@ -1,0 +1,31 @@
+"""The engine process's entry point: the loop with the real model.
+
+`client` starts it as `python -m paceline_server.engine.process FD`. When the gateway goes away (end of file on the
+socket, or the parent-death signal while a long call runs) the process ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import socket
+import sys
+
+from paceline_server.engine.loop import Wire, run
+from paceline_server.logs import configure_logging
+from paceline_server.model.runner import load
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def main() -> int:
+    """Serve over the inherited socket; returns the exit code."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the gateway drains, then closes
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    configure_logging()
+    return run(Wire(socket.socket(fileno=int(sys.argv[1]))), load)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

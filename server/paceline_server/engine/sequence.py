@@ -1,0 +1,96 @@
+"""One request on its way through the engine: its tokens, how far its KV is computed, and the blocks it holds.
+
+The scheduler changes sequences; nothing else does. There is no prefill or decode state: a sequence simply has
+`num_computed` tokens chasing `num_tokens`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline_server.engine.batch import SequenceSlice
+from paceline_server.engine.blocks import chain_hash, root_hash
+from paceline_server.engine.interface import FinishReason, GenerationRequest
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The engine's record of one request.
+
+    Attributes:
+        token_ids: prompt and output so far.
+        num_computed: tokens whose KV is in the cache.
+        block_table: physical blocks of the logical ones.
+        cached_tokens: prompt tokens that the prefix cache brought at the first admission.
+        max_tokens: output tokens at most: the request's, or what the pool can hold.
+        arrival, first_scheduled: times on the engine's clock, in seconds.
+    """
+
+    request: GenerationRequest
+    arrival: float
+    max_tokens: int
+    eos_token_ids: frozenset[int] = frozenset()
+    token_ids: list[int] = field(init=False)
+    num_computed: int = 0
+    block_table: list[int] = field(default_factory=list)
+    cached_tokens: int | None = None
+    first_scheduled: float | None = None
+    preemptions: int = 0
+    _stop_token_ids: frozenset[int] = field(init=False)
+    _digests: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.request.prompt_token_ids)
+        eos = frozenset() if self.request.ignore_eos else self.eos_token_ids
+        self._stop_token_ids = eos | frozenset(self.request.stop_token_ids)
+
+    @property
+    def request_id(self) -> str:
+        """Name of the request."""
+        return self.request.request_id
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens."""
+        return len(self.token_ids)
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens."""
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens whose KV is not computed yet; 1 for a sequence that only decodes."""
+        return len(self.token_ids) - self.num_computed
+
+    def slice(self, count: int) -> SequenceSlice:
+        """The next `count` tokens as a step computes them; sampled when they reach the end."""
+        end = self.num_computed + count
+        last = end == self.num_tokens
+        too_early_to_stop = last and self.num_output < self.request.min_tokens
+        return SequenceSlice(
+            token_ids=self.token_ids[self.num_computed : end],
+            start=self.num_computed,
+            block_table=self.block_table,
+            sampling=self.request.sampling if last else None,
+            banned_token_ids=sorted(self._stop_token_ids) if too_early_to_stop else (),
+        )
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Add a sampled token; tells whether, and why, it was the last one. A stop token goes before the limit."""
+        self.token_ids.append(token_id)
+        if token_id in self._stop_token_ids and self.num_output >= self.request.min_tokens:
+            return FinishReason.STOP
+        if self.num_output >= self.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def digests(self, count: int, block_size: int) -> list[bytes]:
+        """Chained digests of the first `count` full blocks, computed once."""
+        while len(self._digests) < count:
+            start = len(self._digests) * block_size
+            assert start + block_size <= self.num_tokens, "digest of a block that is not full"
+            parent = self._digests[-1] if self._digests else root_hash(self.request.cache_salt)
+            self._digests.append(chain_hash(parent, self.token_ids[start : start + block_size]))
+        return self._digests[:count]

@@ -1,0 +1,138 @@
+"""The gateway's end of the wire, against real processes that run the real loop over a fake model."""
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from paceline_server.config import parse
+from paceline_server.engine.client import EngineClient
+from paceline_server.engine.interface import GenerationRequest
+from paceline_server.engine.testing import expected_tokens
+from paceline_server.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidRequest, ModelNotFound
+
+LOOP = """
+import os, socket, sys, time
+from paceline_server.engine.interface import StartupPhase
+from paceline_server.engine.loop import Loaded, Wire, run
+from paceline_server.engine.testing import FakeRunner, model_info
+from paceline_server.errors import ModelNotFound
+
+class SlowRunner(FakeRunner):
+    def execute(self, batch):
+        time.sleep(0.005)
+        return super().execute(batch)
+
+def load(config, on_phase):
+    on_phase(StartupPhase("load_weights"))
+    {load}
+    on_phase(StartupPhase("load_weights", 0.1))
+    info = model_info(num_blocks=256, max_model_len=1000)
+    return Loaded(SlowRunner(info), info)
+
+sys.exit(run(Wire(socket.socket(fileno=int(sys.argv[1]))), load))
+"""
+
+
+@asynccontextmanager
+async def running_client(load="pass"):
+    client = EngineClient(
+        parse({"engine": {"model_path": "fake"}}), (sys.executable, "-c", LOOP.replace("{load}", load))
+    )
+    supervisor = asyncio.create_task(client.supervise())
+    try:
+        yield client, supervisor
+    finally:
+        supervisor.cancel()
+        with suppress(asyncio.CancelledError, EngineFailed, ModelNotFound):
+            await supervisor
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def request(name="r", prompt=(1, 2, 3), max_tokens=5):
+    return GenerationRequest(name, prompt, max_tokens, ignore_eos=True)
+
+
+async def collect(client, wanted):
+    async with client.stream(wanted) as outputs:
+        return [token async for output in outputs for token in output.token_ids]
+
+
+async def test_streams_run_together_and_each_gets_its_own_tokens():
+    async with running_client() as (client, _):
+        await until(lambda: client.status.ready)
+        prompts = [(1,), (2, 3), tuple(range(1, 30))]
+        results = await asyncio.gather(*(collect(client, request(str(p), p, 6)) for p in prompts))
+        assert results == [expected_tokens(prompt, 6) for prompt in prompts]
+        assert [phase.name for phase in client.status.phases] == ["start_engine", "load_weights"]
+        assert all(phase.seconds is not None for phase in client.status.phases)
+
+
+async def test_before_the_engine_is_ready_a_request_is_refused_with_a_time_to_retry():
+    async with running_client(load="time.sleep(30)") as (client, _):
+        await until(lambda: client.status.phase == "load_weights")
+        with pytest.raises(EngineUnavailable) as refusal:
+            await collect(client, request())
+        assert refusal.value.retry_after > 0
+        assert client.status.reason == "Loading"
+
+
+async def test_leaving_the_stream_frees_its_blocks():
+    async with running_client() as (client, _):
+        await until(lambda: client.status.ready)
+        async with client.stream(request("long", (1, 2), 900)) as outputs:
+            await anext(outputs)
+            await until(lambda: client.stats.running == 1)
+        await until(lambda: client.stats.running == 0 and client.stats.kv_usage == 0)
+
+
+async def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back():
+    async with running_client() as (client, _):
+        await until(lambda: client.status.ready)
+        async with client.stream(request("long", (1, 2), 900)) as outputs:
+            await anext(outputs)
+            os.kill(client._process.pid, signal.SIGKILL)
+            with pytest.raises(EngineLost):
+                async for _ in outputs:
+                    pass
+            assert not client.status.ready
+            assert client.status.reason == "EngineRestarting"
+        await until(lambda: client.status.ready)
+        assert client.restarts == 1
+        assert await collect(client, request()) == expected_tokens((1, 2, 3), 5)
+
+
+async def test_a_start_that_fails_ends_the_supervisor_with_the_engines_own_reason():
+    async with running_client(load="raise ModelNotFound('no such model')") as (_, supervisor):
+        with pytest.raises(ModelNotFound, match="no such model"):
+            await supervisor
+
+
+async def test_a_process_that_dies_while_starting_is_named_by_its_end():
+    async with running_client(load="os.kill(os.getpid(), 9)") as (_, supervisor):
+        with pytest.raises(EngineFailed, match="SIGKILL"):
+            await supervisor
+
+
+async def test_a_request_that_the_engine_refuses_fails_alone():
+    async with running_client() as (client, _):
+        await until(lambda: client.status.ready)
+        with pytest.raises(InvalidRequest, match="5000 tokens"):
+            await collect(client, request("huge", tuple([1] * 5000)))
+        assert await collect(client, request()) == expected_tokens((1, 2, 3), 5)
+
+
+async def test_the_process_ends_with_its_supervisor():
+    async with running_client() as (client, _):
+        await until(lambda: client.status.ready)
+        pid = client._process.pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

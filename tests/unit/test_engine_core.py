@@ -1,0 +1,219 @@
+"""The step loop over a fake model: whatever the schedule, every request gets the tokens it would get alone."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline_server.engine.core import EngineCore
+from paceline_server.engine.interface import FinishReason, GenerationRequest
+from paceline_server.engine.scheduler import SchedulerLimits
+from paceline_server.engine.testing import FakeRunner, expected_tokens, model_info
+
+
+def make_core(*, batch=4, budget=8, prefix_caching=True, **info):
+    model = model_info(**info)
+    runner = FakeRunner(model)
+    return EngineCore(runner, model, SchedulerLimits(batch, budget), prefix_caching=prefix_caching), runner
+
+
+def request(name, prompt, max_tokens=5, **options):
+    return GenerationRequest(name, prompt, max_tokens, ignore_eos=options.pop("ignore_eos", True), **options)
+
+
+def run(core, limit=10_000):
+    """Step until nothing is left; returns tokens and finish reasons by request, integrity checked after every step."""
+    tokens: dict[str, list[int]] = {}
+    reasons: dict[str, FinishReason] = {}
+    for _ in range(limit):
+        if not core.has_work:
+            return tokens, reasons
+        for output in core.step():
+            assert output.request_id not in reasons, "output after the end"
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.finish is not None:
+                reasons[output.request_id] = output.finish
+        core.scheduler.check_integrity()
+    raise AssertionError("no progress")
+
+
+def test_requests_together_get_what_each_gets_alone():
+    core, _ = make_core()
+    prompts = {"a": [1, 2, 3], "b": list(range(1, 30)), "c": [7]}
+    for name, prompt in prompts.items():
+        assert core.submit(request(name, prompt)) is None
+    tokens, reasons = run(core)
+    assert tokens == {name: expected_tokens(prompt, 5) for name, prompt in prompts.items()}
+    assert set(reasons.values()) == {FinishReason.LENGTH}
+    assert core.stats().kv_usage == 0.0
+
+
+def test_a_step_never_exceeds_its_token_budget_and_decodes_come_first():
+    core, runner = make_core(batch=3, budget=6)
+    core.submit(request("decoding", [1, 2], 20))
+    core.step()
+    core.submit(request("long", list(range(1, 40))))
+    for _ in range(5):
+        core.step()
+        assert runner.batches[-1].num_tokens <= 6
+        first = runner.batches[-1].slices[0]
+        assert len(first.token_ids) == 1
+        assert first.sampling is not None
+
+
+def test_a_short_prompt_gets_its_first_token_before_a_long_one_is_computed():
+    core, _ = make_core(batch=12, budget=16, num_blocks=200, max_model_len=800)
+    core.submit(request("long", [1] * 400, 1))
+    core.step()
+    for index in range(10):
+        core.submit(request(f"short{index}", [index + 2], 1))
+    _, order = [], []
+    while core.has_work:
+        order += [output.request_id for output in core.step()]
+    assert order[-1] == "long"
+
+
+def test_a_stop_token_ends_the_sequence_and_is_its_last_token():
+    prompt = [1, 2, 3]
+    stop = expected_tokens(prompt, 3)[2]
+    core, _ = make_core()
+    core.submit(request("a", prompt, 20, stop_token_ids=(stop,)))
+    tokens, reasons = run(core)
+    assert tokens["a"][-1] == stop
+    assert tokens["a"].index(stop) == len(tokens["a"]) - 1
+    assert reasons["a"] is FinishReason.STOP
+
+
+def test_min_tokens_bans_stop_tokens_until_it_is_reached():
+    prompt = [1, 2, 3]
+    stop = expected_tokens(prompt, 1)[0]
+    core, runner = make_core()
+    core.submit(request("a", prompt, 6, stop_token_ids=(stop,), min_tokens=3))
+    tokens, _ = run(core)
+    assert stop not in tokens["a"][:3]
+    assert [batch.slices[0].banned_token_ids for batch in runner.batches[:4]] == [[stop], [stop], [stop], ()]
+
+
+def test_an_aborted_request_gives_its_blocks_back_at_once():
+    core, _ = make_core()
+    core.submit(request("a", list(range(1, 20)), 50))
+    core.submit(request("b", [5, 6], 3))
+    core.step()
+    core.abort("a")
+    core.abort("a")  # a second time is no error
+    core.scheduler.check_integrity()
+    tokens, _ = run(core)
+    assert tokens["b"] == expected_tokens([5, 6], 3)[-len(tokens["b"]) :]
+
+
+def test_a_repeated_prompt_comes_from_the_prefix_cache_and_changes_nothing():
+    core, runner = make_core()
+    prompt = list(range(1, 19))
+    core.submit(request("first", prompt))
+    first, _ = run(core)
+    runner.batches.clear()
+    core.submit(request("second", prompt))
+    second, _ = run(core)
+    assert second["second"] == first["first"]
+    assert runner.batches[0].slices[0].start == 16  # four full blocks of four; the last tokens are computed
+    assert core.stats().prefix_hit_tokens == 16
+
+
+def test_another_salt_finds_nothing_in_the_prefix_cache():
+    core, runner = make_core()
+    prompt = list(range(1, 19))
+    core.submit(request("first", prompt, cache_salt="tenant a"))
+    run(core)
+    runner.batches.clear()
+    core.submit(request("second", prompt, cache_salt="tenant b"))
+    run(core)
+    assert runner.batches[0].slices[0].start == 0
+
+
+def test_a_pool_of_a_quarter_of_the_demand_finishes_everything_unchanged():
+    core, _ = make_core(batch=6, budget=16, num_blocks=12, block_size=4)
+    prompts = {f"r{index}": [index + 1] * 8 for index in range(6)}
+    for name, prompt in prompts.items():
+        core.submit(request(name, prompt, 24))
+    tokens, _ = run(core)
+    assert tokens == {name: expected_tokens(prompt, 24) for name, prompt in prompts.items()}
+    assert 0 < core.stats().preemptions <= 5 * len(prompts)
+
+
+def test_the_oldest_request_is_never_preempted():
+    core, _ = make_core(batch=4, budget=16, num_blocks=8, block_size=4)
+    for index in range(4):
+        core.submit(request(f"r{index}", [index + 1] * 4, 24))
+    oldest = core.scheduler.waiting.head()
+    run(core)
+    assert oldest.preemptions == 0
+    assert core.stats().preemptions > 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "fits"),
+    [([], 1, False), ([1], 0, False), ([1] * 31, 1, True), ([1] * 32, 1, False), ([1] * 100, 1, False)],
+)
+def test_a_request_that_can_never_run_is_refused_and_nothing_else(prompt, max_tokens, fits):
+    core, _ = make_core(num_blocks=8, block_size=4)
+    assert (core.submit(request("a", prompt, max_tokens)) is None) is fits
+    core.submit(request("b", [3, 4], 2))
+    tokens, _ = run(core)
+    assert tokens["b"] == expected_tokens([3, 4], 2)
+
+
+def test_output_that_would_outgrow_the_pool_ends_with_length():
+    core, _ = make_core(num_blocks=4, block_size=4)
+    core.submit(request("a", [1] * 10, 200))
+    tokens, reasons = run(core)
+    assert tokens["a"] == expected_tokens([1] * 10, 6)
+    assert reasons["a"] is FinishReason.LENGTH
+
+
+arrivals = st.lists(
+    st.tuples(
+        st.lists(st.integers(1, 3), min_size=1, max_size=20),  # few distinct tokens: prefixes are shared often
+        st.integers(1, 12),
+        st.integers(0, 6),  # steps until the next arrival
+        st.integers(0, 30),  # steps after which it is aborted; 0 is never
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    arrivals=arrivals, pool=st.integers(8, 20), batch=st.integers(1, 6), extra=st.integers(0, 20), caching=st.booleans()
+)
+def test_any_mix_of_arrivals_aborts_preemptions_and_prefix_hits_is_invisible_in_the_output(
+    arrivals, pool, batch, extra, caching
+):
+    core, _ = make_core(batch=batch, budget=batch + extra, num_blocks=pool, prefix_caching=caching)
+    tokens: dict[str, list[int]] = {}
+    aborts: dict[int, list[str]] = {}
+    step = 0
+
+    def advance():
+        nonlocal step
+        for name in aborts.pop(step, []):
+            core.abort(name)
+        for output in core.step():
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        core.scheduler.check_integrity()
+        step += 1
+
+    for index, (prompt, max_tokens, pause, abort_after) in enumerate(arrivals):
+        core.submit(request(str(index), prompt, max_tokens))
+        if abort_after:
+            aborts.setdefault(step + abort_after, []).append(str(index))
+        for _ in range(pause):
+            advance()
+    for _ in range(2_000):
+        if not core.has_work:
+            break
+        advance()
+    assert not core.has_work, "no progress"
+    for index, (prompt, max_tokens, _, abort_after) in enumerate(arrivals):
+        got, reference = tokens.get(str(index), []), expected_tokens(prompt, max_tokens)
+        assert got == reference[: len(got)]
+        assert abort_after or got == reference

@@ -1,0 +1,51 @@
+"""Frames between gateway and engine."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline_server.engine.batch import SamplingParams
+from paceline_server.engine.interface import EngineStats, FinishReason, GenerationRequest, StartupPhase, TokenOutput
+from paceline_server.engine.testing import model_info
+from paceline_server.engine.wire import (
+    Abort,
+    Configure,
+    Decoder,
+    Failed,
+    Phase,
+    Ready,
+    Refused,
+    Step,
+    Submit,
+    encode,
+)
+
+MESSAGES = [
+    Configure('{"engine": {}}'),
+    Submit(GenerationRequest("r", (1, 2, 3), 7, SamplingParams(0.5, 0.9, 40, 0.1, 2**63 - 1), (5,), True, 2, "salt")),
+    Abort("r"),
+    Phase(StartupPhase("load_weights")),
+    Phase(StartupPhase("load_weights", 1.5)),
+    Ready(model_info()),
+    Failed("ModelNotFound", "no such model"),
+    Refused("r", "too long"),
+    Step(
+        (TokenOutput("r", (1,), FinishReason.STOP, 16, 0.25), TokenOutput("s", (2,))),
+        EngineStats(waiting=3, stage_seconds={"execute": 1.0}),
+    ),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_survives_the_wire(message):
+    assert list(Decoder().feed(encode(message))) == [message]
+
+
+@given(cuts=st.lists(st.integers(0, 400), max_size=6).map(sorted))
+def test_messages_are_found_however_the_stream_is_cut(cuts):
+    stream = b"".join(map(encode, MESSAGES))
+    decoder, received, start = Decoder(), [], 0
+    for end in [*cuts, len(stream)]:
+        received += decoder.feed(stream[start:end])
+        start = max(start, min(end, len(stream)))
+    assert received == MESSAGES
