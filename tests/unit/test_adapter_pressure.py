@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from paceline_operator.adapter.histogram import Histogram, merge
 from paceline_operator.adapter.pressure import PodReport, ServiceLoad
 from paceline_operator.adapter.scrape import Sample

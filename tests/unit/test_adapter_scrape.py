@@ -7,9 +7,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
+
 from paceline_operator.adapter.errors import ScrapeError
 from paceline_operator.adapter.scrape import MAX_EXPOSITION_BYTES, Sample, fetch_sample, parse_sample, scrape_all
-from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

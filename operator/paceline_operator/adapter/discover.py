@@ -1,0 +1,118 @@
+"""Finds the LLMServices of the cluster and the pods of each, from lists of both. Called by the collector every round.
+
+Two lists a round, answered from the API server's cache, in place of watches: what is forgotten between two rounds
+cannot leak, and a lost watch cannot freeze the numbers that scaling follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from paceline_operator import names
+from paceline_operator.adapter.source import ObjectSource
+from paceline_operator.cluster import Key, Manifest
+from paceline_operator.spec import AutoscalingSpec, LLMServiceSpec
+
+SERVICES_PATH: Final = f"/apis/{names.API_VERSION}/{names.PLURAL}"
+PODS_PATH: Final = "/api/v1/pods"
+POD_SELECTOR: Final = (
+    f"{names.LABEL_APP}={names.LABEL_APP_VALUE},{names.LABEL_MANAGED_BY}={names.LABEL_MANAGED_BY_VALUE}"
+)
+DEFAULT_TTFT_OBJECTIVE_SECONDS: Final = AutoscalingSpec.model_fields["ttft_objective_seconds"].default
+"""For a service without `spec.autoscaling`: no HPA asks then, but people may."""
+DEFAULT_STARTUP_SECONDS: Final = LLMServiceSpec.model_fields["startup_seconds"].default
+
+_STARTING_REASONS: Final = frozenset({"ContainerCreating", "PodInitializing"})
+"""Reasons of a waiting container that end by themselves. The others (CrashLoopBackOff, ImagePullBackOff, …) do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod that serves, or will: terminating ones are left out, new requests no longer reach them.
+
+    `metrics_url` is None while it has no address.
+    """
+
+    uid: str
+    metrics_url: str | None
+    ready: bool
+    loading: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePods:
+    """What the adapter has to know of one LLMService."""
+
+    ttft_objective_seconds: float
+    pods: tuple[Pod, ...]
+
+
+async def discover(source: ObjectSource, now: datetime) -> dict[Key, ServicePods]:
+    """List services and pods and bring them together. Raises ClusterUnavailable."""
+    services = await source.list_objects(SERVICES_PATH)
+    pods = await source.list_objects(PODS_PATH, POD_SELECTOR)
+    return assign(services, pods, now)
+
+
+def assign(services: Iterable[Manifest], pods: Iterable[Manifest], now: datetime) -> dict[Key, ServicePods]:
+    """Give each service its pods: same namespace, and the label that the operator puts on them."""
+    by_label: dict[tuple[str, str], list[Manifest]] = {}
+    for pod in pods:
+        metadata = pod["metadata"]
+        label = metadata.get("labels", {}).get(names.LABEL_SERVICE)
+        if label and "deletionTimestamp" not in metadata:
+            by_label.setdefault((metadata["namespace"], label), []).append(pod)
+    found = {}
+    for service in services:
+        key = Key(service["metadata"]["namespace"], service["metadata"]["name"])
+        own = by_label.get((key.namespace, names.child_name(key.name)), ())
+        found[key] = read_service(service, own, now)
+    return found
+
+
+def read_service(service: Manifest, pods: Iterable[Manifest], now: datetime) -> ServicePods:
+    """Read a service's objective and the state of its pods. Also for callers that have found the pods themselves."""
+    spec = service.get("spec", {})
+    objective = spec.get("autoscaling", {}).get("ttftObjectiveSeconds", DEFAULT_TTFT_OBJECTIVE_SECONDS)
+    startup_seconds = float(spec.get("startupSeconds", DEFAULT_STARTUP_SECONDS))
+    return ServicePods(float(objective), tuple(read_pod(pod, startup_seconds, now) for pod in pods))
+
+
+def read_pod(pod: Manifest, startup_seconds: float, now: datetime) -> Pod:
+    """Read where a pod's metrics are and whether it is on its way to Ready.
+
+    Loading is placed on a node, not Ready, no older than its start-up budget and not backing off. A pod that waits for
+    a free GPU, or that crashes, is not loading: holding the replicas for its sake would keep it forever.
+    """
+    status = pod.get("status", {})
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ()))
+    placed = "nodeName" in pod.get("spec", {}) and status.get("phase") in ("Pending", "Running")
+    started = datetime.fromisoformat(status.get("startTime") or pod["metadata"]["creationTimestamp"])
+    young = (now - started).total_seconds() <= startup_seconds
+    loading = placed and young and not ready and not _backs_off(status)
+    return Pod(pod["metadata"]["uid"], _metrics_url(pod), ready, loading)
+
+
+def _backs_off(status: Mapping[str, Any]) -> bool:
+    containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+    reasons = {container.get("state", {}).get("waiting", {}).get("reason") for container in containers}
+    return bool(reasons - _STARTING_REASONS - {None})
+
+
+def _metrics_url(pod: Manifest) -> str | None:
+    address = pod.get("status", {}).get("podIP")
+    if not address:
+        return None
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}:{_port(pod)}/metrics"
+
+
+def _port(pod: Manifest) -> int:
+    for container in pod.get("spec", {}).get("containers", ()):
+        if container["name"] == names.CONTAINER:
+            ports = {port.get("name"): port["containerPort"] for port in container.get("ports", ())}
+            return int(ports.get(names.PORT_NAME, names.PORT))
+    return names.PORT
