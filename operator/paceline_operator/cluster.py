@@ -30,7 +30,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the ready pods of a service report of themselves. `None` is unknown (nothing could be scraped), never zero."""
+    """What the ready pods of a service report of themselves. `None` is unknown (nothing answered), never zero."""
 
     queue_depth: int | None = None  # requests waiting + running, over all replicas
     ttft_p95: float | None = None  # seconds, over the scrape window; None too when nothing was served in it

@@ -1,7 +1,8 @@
 """Merging the user's `spec.template` into the rendered pod, after the rules of Kubernetes' strategic merge patch.
 
 Mappings merge key by key and `null` removes a key. These lists merge by the key that identifies their items; all
-others are replaced. Volumes, variables and mounts are replaced item by item, since two sources in one volume are never meant.
+others are replaced. Volumes, variables and mounts are replaced item by item, since two sources in one volume are never
+meant.
 Source of the merge keys: the `patchMergeKey` tags of Kubernetes' core/v1 PodSpec.
 """
 
