@@ -1,0 +1,73 @@
+"""Seeded requests for the load generator: prompt texts of exact token counts, with output lengths."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+_WORDS = (
+    "river mountain window engine garden letter summer bridge market winter paper kitchen doctor silver forest music "
+    "teacher island morning station village history captain butter diamond shadow planet ticket basket candle"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One completion to ask for; end-of-sequence tokens are to be ignored, so exactly `max_tokens` come back."""
+
+    prompt: str
+    prompt_tokens: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A named list of requests."""
+
+    name: str
+    requests: tuple[Request, ...]
+
+    @property
+    def output_tokens(self) -> int:
+        """Output tokens of all requests together."""
+        return sum(request.max_tokens for request in self.requests)
+
+
+def mixed(model: Path, count: int, *, seed: int = 0) -> Workload:
+    """`count` requests with prompts of 33..512 tokens (median about 150) and outputs of 16..256 (median about 45).
+
+    Lengths are log-normal, clamped; texts are random words, so that no two prompts share a prefix.
+    """
+    rng = random.Random(seed)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    requests = []
+    for _ in range(count):
+        prompt_tokens = _length(rng, median=150, spread=0.7, low=33, high=512)
+        requests.append(
+            Request(
+                prompt=_text(rng, tokenizer, prompt_tokens),
+                prompt_tokens=prompt_tokens,
+                max_tokens=_length(rng, median=45, spread=0.8, low=16, high=256),
+            )
+        )
+    return Workload(f"mixed-{count}", tuple(requests))
+
+
+def _length(rng: random.Random, *, median: float, spread: float, low: int, high: int) -> int:
+    return max(low, min(high, round(median * rng.lognormvariate(0.0, spread))))
+
+
+def _text(rng: random.Random, tokenizer: Tokenizer, tokens: int) -> str:
+    """Random words that encode to exactly `tokens` tokens."""
+    words: list[str] = []
+    while True:
+        words.append(rng.choice(_WORDS))
+        text = " ".join(words)
+        count = len(tokenizer.encode(text).ids)
+        if count == tokens:
+            return text
+        if count > tokens:
+            del words[-3:]

@@ -1,0 +1,84 @@
+"""The engine configuration file: parsed once, every mistake reported at once."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from paceline_server.config import load, parse
+from paceline_server.errors import InvalidConfiguration
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_model_path_is_all_that_has_to_be_said():
+    config = parse({"engine": {"model_path": "hf://org/name"}})
+    assert config.gateway.port == 8000
+    assert config.kv_cache.block_size_tokens == 16
+
+
+def test_all_mistakes_are_named_with_their_paths_in_one_error():
+    data = {
+        "engine": {"model_path": "m", "max_model_len": -1, "tensor_parallel_size": 2},
+        "kv_cache": {"blok_size": 16},
+        "gateway": {"backpressure": {"overload_status": 418}},
+    }
+    with pytest.raises(InvalidConfiguration) as error:
+        parse(data)
+    text = str(error.value)
+    assert text.startswith("4 mistakes")
+    for path in (
+        "engine.max_model_len",
+        "engine.tensor_parallel_size",
+        "kv_cache.blok_size: unknown key",
+        "gateway.backpressure.overload_status",
+    ):
+        assert path in text
+
+
+def test_a_missing_model_path_is_named():
+    with pytest.raises(InvalidConfiguration, match=r"engine\.model_path: is required"):
+        parse({"engine": {}})
+    with pytest.raises(InvalidConfiguration, match="engine: is required"):
+        parse({})
+
+
+def test_a_step_budget_below_the_batch_size_is_refused_with_both_numbers():
+    with pytest.raises(InvalidConfiguration, match=r"max_tokens_in_batch \(8\).*max_batch_size \(16\)"):
+        parse({"engine": {"model_path": "m"}, "batching": {"max_batch_size": 16, "max_tokens_in_batch": 8}})
+
+
+def test_flags_win_over_the_file(tmp_path):
+    path = tmp_path / "engine.yaml"
+    path.write_text("engine: {model_path: m}\ngateway: {port: 1234}\n")
+    assert load(path).gateway.port == 1234
+    assert load(path, {("gateway", "port"): 99}).gateway.port == 99
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("engine: [", "not valid YAML"),
+        ("- a\n- b\n", "must hold a mapping"),
+        ("", "must hold a mapping"),
+        ("engine: m\n", "engine"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path, content, message):
+    path = tmp_path / "engine.yaml"
+    path.write_text(content)
+    with pytest.raises(InvalidConfiguration, match=message) as error:
+        load(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InvalidConfiguration, match="cannot read"):
+        load(tmp_path / "nowhere.yaml")
+
+
+def test_the_settings_page_is_what_the_code_says():
+    spec = importlib.util.spec_from_file_location("settings_reference", ROOT / "scripts" / "settings_reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.TARGET.read_text(encoding="utf-8") == module.render(), "run `make generate`"
