@@ -14,6 +14,7 @@
         │   └── ContextLengthExceeded   400, code context_length_exceeded
         ├── NotServed               404, unknown model
         ├── PayloadTooLarge         413
+        ├── RequestTimeout          408, the body comes too slowly
         ├── Overloaded              503 (or 429 by configuration) with Retry-After
         ├── Draining                503 with Retry-After
         ├── EngineUnavailable       503 with Retry-After: not ready yet, or restarting
@@ -149,6 +150,13 @@ class PayloadTooLarge(RequestError):
     """The body is larger than gateway.max_body_bytes."""
 
     status = 413
+    type = "invalid_request_error"
+
+
+class RequestTimeout(RequestError):
+    """The body arrives too slowly to be waited for."""
+
+    status = 408
     type = "invalid_request_error"
 
 
