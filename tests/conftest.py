@@ -6,25 +6,32 @@ What this machine cannot provide skips its tests with the reason; what should wo
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster import api_server as api_server_module
-from cluster import cache
+from cluster import api_server as api_servers
+from cluster import cache, sources
 from cluster.api_server import ApiServer
 from cluster.errors import Unavailable
 from cluster.process import free_port as find_free_port
+from cluster.seam import Cluster
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 @contextlib.contextmanager
 def skipped_if_unavailable() -> Iterator[None]:
-    """Turn a missing prerequisite into a skip; every other error stays one."""
+    """Turn a missing prerequisite into a skip; every other error stays one.
+
+    With PACELINE_TEST_REQUIRE_ALL set, as in CI, a missing prerequisite is an error too.
+    """
     try:
         yield
     except Unavailable as missing:
+        if os.environ.get("PACELINE_TEST_REQUIRE_ALL"):
+            raise
         pytest.skip(str(missing))
 
 
@@ -34,16 +41,27 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     state = tmp_path_factory.mktemp("api-server")
     with contextlib.ExitStack() as stack:
         with skipped_if_unavailable():
-            server = stack.enter_context(api_server_module.running(state))
+            server = stack.enter_context(api_servers.running(state))
         yield server
+
+
+@pytest.fixture(scope="session")
+def node_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster with a real node, for the whole session: the user's, kind's, or one of our own."""
+    state = tmp_path_factory.mktemp("node")
+    with contextlib.ExitStack() as stack:
+        with skipped_if_unavailable():
+            cluster = stack.enter_context(sources.running(state))
+        yield cluster
 
 
 @pytest.fixture(scope="session")
 def smollm2_model() -> Path:
     """The folder of SmolLM2-135M-Instruct in the model store."""
     folder = cache.model_store() / SMOLLM2
-    if not (folder / "config.json").exists():
-        pytest.skip(f"{SMOLLM2} is not in the model store {cache.model_store()}: run `make model` once")
+    with skipped_if_unavailable():
+        if not (folder / "config.json").exists():
+            raise Unavailable(f"{SMOLLM2} is not in the model store {cache.model_store()}: run `make model` once")
     return folder
 
 

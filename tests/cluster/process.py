@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
+import ssl
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from cluster.errors import Failed
@@ -20,17 +22,17 @@ from cluster.errors import Failed
 class Process:
     """One program in the background, its output in one log file."""
 
-    def __init__(self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, name: str, argv: Sequence[str], log: Path, *, death_signal: str = "KILL") -> None:
+        """Start the program; `death_signal` is what it gets when our process dies."""
         self.name = name
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
             self._popen = subprocess.Popen(
-                [*_bound_to_us("KILL"), *argv],
+                [*_bound_to_us(death_signal), *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=env,
                 start_new_session=True,  # Ctrl-C is for pytest, which then stops its programs in order
             )
 
@@ -89,11 +91,14 @@ def free_port() -> int:
         return port
 
 
-def reachable(port: int) -> bool:
-    """Whether something accepts connections on this port of 127.0.0.1."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.5):
-        return True
-    return False
+def http_ok(url: str, authority: Path | None = None) -> bool:
+    """Whether a GET of this URL succeeds; `authority` is the certificate that the server's must be signed by."""
+    trust = ssl.create_default_context(cafile=str(authority)) if authority else None
+    try:
+        with urllib.request.urlopen(url, timeout=2, context=trust) as response:
+            return bool(response.status == 200)
+    except OSError:  # URLError is one
+        return False
 
 
 @contextlib.contextmanager
