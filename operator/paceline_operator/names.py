@@ -37,8 +37,8 @@ ANNOTATION_MODEL: Final = "paceline.dev/model"
 ANNOTATION_CONFIG_HASH: Final = "paceline.dev/config-hash"
 # Hash of the manifest we last applied, on every child: equal means that our intention has not changed since.
 ANNOTATION_APPLIED: Final = "paceline.dev/applied"
-# The server image that was chosen when the current revision was made, on the Deployment: an operator with another
-# default image keeps it until something else rolls the pods.
+# The operator's default image that the current revision was made with, on the Deployment: an operator with another
+# default keeps it until something else rolls the pods. Absent while the user has chosen an image.
 ANNOTATION_SERVER_IMAGE: Final = "paceline.dev/server-image"
 
 # --- Fixed names inside the pod, known to kubectl users and to overlays -----------------------------------------------

@@ -32,7 +32,7 @@ def render_deployment(service: LLMService, template: Manifest, image: str) -> Ma
                 "template": {**template, "metadata": {**template["metadata"], "labels": labels}},
             },
         },
-        annotations={names.ANNOTATION_SERVER_IMAGE: image},
+        annotations={} if service.spec.image else {names.ANNOTATION_SERVER_IMAGE: image},
     )
 
 

@@ -1,0 +1,149 @@
+"""What keeps a pod from serving, in the pod's own words. Pure; called by `status` for pods that are not ready.
+
+A pod says it in one of these places, looked at in this order: its containers (waiting, terminated, the last
+termination), its conditions (not scheduled), its phase (evicted), the events about it (a volume that does not mount).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from paceline_operator import conditions, names
+from paceline_operator.cluster import Manifest
+
+# The server's last words: a reason in CamelCase (of several words, so that a log line's `INFO:` is none), a colon, a
+# message of one line or more.
+_LAST_WORDS: Final = re.compile(
+    r"(?P<reason>(?=[A-Z0-9]*[a-z])[A-Z][a-z0-9]*([A-Z][a-z0-9]*)+): (?P<message>.+)", re.DOTALL
+)
+# Waiting reasons that pass by themselves; all others are failures.
+_PATIENT: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
+_IMAGE_REASONS: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
+_MESSAGE_LIMIT: Final = 1000  # characters: a condition is read by people, the log has the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why something does not work: a machine-readable reason and a message for people."""
+
+    reason: str
+    message: str
+
+
+def failure_of(pod: Manifest, startup_seconds: int, warnings: Iterable[Manifest] = ()) -> Failure | None:
+    """Why this pod, which is not ready, does not get ready; None while nothing speaks against it."""
+    failure = (
+        _container_failure(pod, startup_seconds)
+        or _scheduling_failure(pod)
+        or _phase_failure(pod)
+        or _warned_failure(pod, warnings)
+    )
+    if failure is None:
+        return None
+    message = " ".join(f"pod {pod['metadata']['name']}: {failure.message}".split())
+    return Failure(failure.reason, message[:_MESSAGE_LIMIT])
+
+
+def is_waiting_silently(pod: Manifest) -> bool:
+    """Whether the pod waits for something that only events tell, such as a volume or a sandbox."""
+    states = [status.get("state", {}) for status in _container_statuses(pod)]
+    return any(state.get("waiting", {}).get("reason") in _PATIENT for state in states)
+
+
+def _container_statuses(pod: Manifest) -> list[dict[str, Any]]:
+    status = pod.get("status", {})
+    return [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+
+
+def _container_failure(pod: Manifest, startup_seconds: int) -> Failure | None:
+    for container in _container_statuses(pod):
+        failure = _one_container(container, startup_seconds)
+        if failure is None:
+            continue
+        if container["name"] == names.CONTAINER:
+            return failure
+        return Failure(failure.reason, f"container {container['name']}: {failure.message}")
+    return None
+
+
+def _one_container(container: dict[str, Any], startup_seconds: int) -> Failure | None:
+    state = container.get("state", {})
+    waiting = state.get("waiting", {})
+    last = container.get("lastState", {}).get("terminated")
+    if waiting.get("reason") == "CrashLoopBackOff" or (waiting.get("reason", "") in _PATIENT and last):
+        return _termination(last, startup_seconds) if last else Failure(conditions.CRASHED, waiting.get("message", ""))
+    if waiting and waiting.get("reason", "") not in _PATIENT:
+        return _waiting(waiting)
+    if ended := state.get("terminated"):
+        return _termination(ended, startup_seconds) if ended.get("exitCode") else None
+    if last and not container.get("ready"):
+        return _termination(last, startup_seconds)
+    return None
+
+
+def _waiting(waiting: dict[str, Any]) -> Failure:
+    """A container that was never started: no image, no secret, no permission."""
+    reason = waiting["reason"]
+    if reason in _IMAGE_REASONS:
+        reason = conditions.IMAGE_PULL_BACK_OFF
+    return Failure(reason, waiting.get("message") or reason)
+
+
+def _termination(ended: dict[str, Any], startup_seconds: int) -> Failure:
+    """A container that ended: by the kernel, with its own last words, or at the hands of the kubelet."""
+    code = ended.get("exitCode", 0)
+    words = ended.get("message", "").strip()
+    if ended.get("reason") == "OOMKilled":
+        return Failure(conditions.OOM_KILLED, "the server was ended at its memory limit; raise resources.limits.memory")
+    if code and (match := _LAST_WORDS.fullmatch(words)):
+        return Failure(match["reason"], match["message"])
+    seconds = _seconds(ended)
+    if seconds is not None and seconds >= startup_seconds and code in (0, 137, 143):
+        return Failure(conditions.STARTUP_TIMEOUT, f"not ready within startupSeconds ({startup_seconds} s), restarted")
+    if code == 0:
+        return Failure(conditions.RESTARTED, "the server stopped answering its probes and was restarted")
+    tail = words[-_MESSAGE_LIMIT // 2 :]
+    return Failure(conditions.CRASHED, f"the server ended with exit code {code}" + (f": {tail}" if tail else ""))
+
+
+def _seconds(ended: dict[str, Any]) -> float | None:
+    """How long a terminated container ran."""
+    if not ended.get("startedAt") or not ended.get("finishedAt"):
+        return None
+    started, finished = (datetime.fromisoformat(ended[moment]) for moment in ("startedAt", "finishedAt"))
+    return (finished - started).total_seconds()
+
+
+def _scheduling_failure(pod: Manifest) -> Failure | None:
+    for condition in pod.get("status", {}).get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            message = condition.get("message", "")
+            wants_gpu = f"Insufficient {names.GPU_RESOURCE_PREFIX}" in message
+            reason = conditions.NO_SPARE_GPU if wants_gpu else conditions.UNSCHEDULABLE
+            return Failure(reason, message or "no node takes the pod")
+    return None
+
+
+def _phase_failure(pod: Manifest) -> Failure | None:
+    status = pod.get("status", {})
+    if status.get("phase") != "Failed":
+        return None
+    return Failure(status.get("reason", "PodFailed"), status.get("message", "the pod failed"))
+
+
+def _warned_failure(pod: Manifest, warnings: Iterable[Manifest]) -> Failure | None:
+    """The latest warning about a pod whose containers wait without saying for what."""
+    if not is_waiting_silently(pod):
+        return None
+    about = [event for event in warnings if event["involvedObject"].get("uid") == pod["metadata"]["uid"]]
+    latest = max(about, key=_event_time, default=None)
+    return Failure(latest["reason"], latest["message"]) if latest else None
+
+
+def _event_time(event: Manifest) -> str:
+    created = event["metadata"].get("creationTimestamp")
+    return event.get("lastTimestamp") or event.get("eventTime") or created or ""

@@ -1,0 +1,75 @@
+"""The pods of a service, counted: which run, which serve, which are of the current revision. Pure; used by `status`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline_operator import names
+from paceline_operator.cluster import Manifest
+
+_ENDED_PHASES = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """The service's pods at one moment, without those that are on their way out."""
+
+    active: tuple[Manifest, ...]  # neither ended nor told to end
+    ready: tuple[Manifest, ...]  # of the active ones
+    current: tuple[Manifest, ...]  # active and of the current revision
+    lost: tuple[Manifest, ...]  # ended without being told to: evicted, failed
+
+    @property
+    def unready(self) -> tuple[Manifest, ...]:
+        """Pods that should serve and do not. Older ones tell nothing once current ones exist."""
+        return tuple(pod for pod in self.current or self.active if pod not in self.ready)
+
+    @property
+    def ready_current(self) -> int:
+        """How many pods of the current revision serve."""
+        return sum(pod in self.ready for pod in self.current)
+
+
+def take_census(pods: tuple[Manifest, ...], revision: str) -> Census:
+    """Count `pods` against `revision`."""
+    staying = sorted((pod for pod in pods if not pod["metadata"].get("deletionTimestamp")), key=_age)
+    active = tuple(pod for pod in staying if _phase(pod) not in _ENDED_PHASES)
+    return Census(
+        active=active,
+        ready=tuple(pod for pod in active if is_ready(pod)),
+        current=tuple(pod for pod in active if pod["metadata"].get("labels", {}).get(names.LABEL_REVISION) == revision),
+        lost=tuple(pod for pod in staying if _phase(pod) == "Failed"),
+    )
+
+
+def is_ready(pod: Manifest) -> bool:
+    """Whether the pod's Ready condition is true: then requests are sent to it."""
+    return _condition(pod, "Ready") == "True"
+
+
+def is_running(pod: Manifest) -> bool:
+    """Whether the server's process runs, whatever it does."""
+    return any("running" in status.get("state", {}) for status in _server_statuses(pod))
+
+
+def has_started(pod: Manifest) -> bool:
+    """Whether the server was ready once since its last start."""
+    return any(status.get("started") for status in _server_statuses(pod))
+
+
+def _server_statuses(pod: Manifest) -> list[Manifest]:
+    statuses = pod.get("status", {}).get("containerStatuses", ())
+    return [status for status in statuses if status["name"] == names.CONTAINER]
+
+
+def _condition(pod: Manifest, kind: str) -> str | None:
+    conditions = pod.get("status", {}).get("conditions", ())
+    return next((condition["status"] for condition in conditions if condition["type"] == kind), None)
+
+
+def _phase(pod: Manifest) -> str:
+    return str(pod.get("status", {}).get("phase", "Pending"))
+
+
+def _age(pod: Manifest) -> tuple[str, str]:
+    return str(pod["metadata"].get("creationTimestamp", "")), str(pod["metadata"]["name"])

@@ -1,0 +1,154 @@
+"""One pass over one service: observe ▸ desired ▸ plan ▸ execute ▸ status. Pure except at its two ends.
+
+Called by the queue of `handlers` for a cluster and by `local` for this machine, with whatever `Cluster` they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from paceline_operator import conditions, names
+from paceline_operator.cluster import Action, Apply, Cluster, Delete, Key, Manifest, Observed, PatchStatus, Plan
+from paceline_operator.desired import Desired, render
+from paceline_operator.drift import differs
+from paceline_operator.errors import ChildRefused, InvalidSpec
+from paceline_operator.failures import Failure, is_waiting_silently
+from paceline_operator.spec import LLMService, parse_service
+from paceline_operator.status import assess, compute_conditions, render_status
+
+# What a refused child waits for (a quota, a permission) comes without an event about our objects.
+REFUSED_RETRY_SECONDS: Final = 20.0
+# A pod that waits silently changes no status when a warning about it appears.
+SILENT_PODS_SECONDS: Final = 10.0
+
+
+async def reconcile(
+    cluster: Cluster, key: Key, server_image: str, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+) -> float | None:
+    """Bring the service one step closer to its specification and say in its status how far it is.
+
+    Returns after how many seconds to look again although nothing may happen, None when events will tell.
+    Raises StaleObservation and ClusterUnavailable: look again, soon or later.
+    """
+    observed = await cluster.observe(key)
+    plan = decide(observed, server_image, clock())
+    try:
+        await cluster.execute(key, plan)
+    except ChildRefused as refusal:
+        await cluster.execute(key, explain(observed, clock(), refusal))
+        return REFUSED_RETRY_SECONDS
+    return plan.requeue_after
+
+
+def decide(observed: Observed, server_image: str, now: datetime) -> Plan:
+    """What to do about what was observed. Nothing at all for a service that is gone or on its way out."""
+    if not _is_alive(observed.service):
+        return Plan()
+    assert observed.service is not None
+    try:
+        service = parse_service(observed.service)
+    except InvalidSpec as error:
+        return _report(observed, _last_revision(observed), now, Failure(conditions.INVALID_SPEC, str(error)))
+    desired = render(service, choose_image(service, server_image, _child(observed, "Deployment")))
+    if blocker := _foreign_child(service, desired, observed):
+        return _report(observed, _last_revision(observed), now, blocker)
+    return _report(observed, desired.revision, now, None, _changes(service, desired, observed))
+
+
+def explain(observed: Observed, now: datetime, refusal: ChildRefused) -> Plan:
+    """The status of a service of which a child was refused: what runs is still what ran before."""
+    return _report(observed, _last_revision(observed), now, Failure(conditions.CHILD_REFUSED, str(refusal)))
+
+
+def choose_image(service: LLMService, default_image: str, deployment: Manifest | None) -> str:
+    """The server image: the user's; else the one that runs, while nothing but the operator's default has changed.
+
+    So an upgrade of the operator alone rolls no pods. Whatever else makes a new revision takes the new default with it.
+    """
+    if service.spec.image:
+        return service.spec.image
+    metadata = (deployment or {}).get("metadata", {})
+    running_image = metadata.get("annotations", {}).get(names.ANNOTATION_SERVER_IMAGE)
+    if deployment is None or running_image in (None, default_image):
+        return default_image
+    template_labels = deployment["spec"]["template"]["metadata"].get("labels", {})
+    unchanged = render(service, running_image).revision == template_labels.get(names.LABEL_REVISION)
+    return str(running_image) if unchanged else default_image
+
+
+def _report(
+    observed: Observed, revision: str, now: datetime, blocker: Failure | None, changes: tuple[Action, ...] = ()
+) -> Plan:
+    """The plan of `changes`, then the status if it is another one, then its events."""
+    assert observed.service is not None
+    uid = observed.service["metadata"]["uid"]
+    stored = observed.service.get("status", {})
+    situation = assess(observed, revision, blocker)
+    fresh = compute_conditions(situation)
+    status = render_status(observed.service, situation, fresh, observed.load, now)
+    news: tuple[Action, ...] = ()
+    if status != stored:
+        events = conditions.transition_events(uid, stored.get("conditions", ()), fresh)
+        news = (PatchStatus(uid, status), *events)
+    silent = any(is_waiting_silently(pod) for pod in situation.census.active)
+    return Plan((*changes, *news), SILENT_PODS_SECONDS if silent else None)
+
+
+def _changes(service: LLMService, desired: Desired, observed: Observed) -> tuple[Action, ...]:
+    """Children to apply because they are missing or differ, and the HPA to delete when autoscaling is off."""
+    actions: list[Action] = []
+    for child in desired.children:
+        live = _child(observed, child["kind"])
+        if live is None:
+            actions.append(Apply(child))
+        elif _is_alive(live) and differs(live, child):
+            actions.append(Apply(child, live["metadata"]["uid"]))
+    hpa = _child(observed, "HorizontalPodAutoscaler")
+    if desired.hpa is None and hpa and _is_alive(hpa) and _is_ours(hpa, service.uid):
+        metadata = hpa["metadata"]
+        actions.append(Delete(hpa["apiVersion"], hpa["kind"], metadata["name"], metadata["uid"]))
+    return tuple(actions)
+
+
+def _foreign_child(service: LLMService, desired: Desired, observed: Observed) -> Failure | None:
+    """An object of a child's name that is not ours. It is neither adopted nor overwritten, and no half set is made."""
+    for child in desired.children:
+        live = _child(observed, child["kind"])
+        if live is None or _is_ours(live, service.uid):
+            continue
+        what = f"{live['kind']} {live['metadata']['name']}"
+        if _is_of_namesake(live, service.name):
+            message = f"{what} of a deleted LLMService of this name is still being removed"
+            return Failure(conditions.WAITING_FOR_GARBAGE_COLLECTION, message)
+        message = f"{what} exists and does not belong to this LLMService; delete or rename one of the two"
+        return Failure(conditions.NAME_CONFLICT, message)
+    return None
+
+
+def _child(observed: Observed, kind: str) -> Manifest | None:
+    return next((child for child in observed.children if child["kind"] == kind), None)
+
+
+def _is_alive(manifest: Manifest | None) -> bool:
+    return manifest is not None and not manifest["metadata"].get("deletionTimestamp")
+
+
+def _is_ours(child: Manifest, uid: str) -> bool:
+    owners = child["metadata"].get("ownerReferences", ())
+    return any(owner.get("controller") and owner["uid"] == uid for owner in owners)
+
+
+def _is_of_namesake(child: Manifest, name: str) -> bool:
+    """Whether the child's controller is an LLMService of this name, but not this one: its garbage is on the way out."""
+    owners = child["metadata"].get("ownerReferences", ())
+    ours = (names.API_VERSION, names.KIND, name)
+    return any(
+        owner.get("controller") and (owner["apiVersion"], owner["kind"], owner["name"]) == ours for owner in owners
+    )
+
+
+def _last_revision(observed: Observed) -> str:
+    assert observed.service is not None
+    return str(observed.service.get("status", {}).get("revision", ""))

@@ -1,0 +1,189 @@
+"""The status of an LLMService, computed from what was observed. Pure; called by `reconcile` as its last decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from paceline_operator import conditions as c
+from paceline_operator import names
+from paceline_operator.cluster import Key, Load, Manifest, Observed
+from paceline_operator.conditions import Condition, ConditionType, Truth
+from paceline_operator.failures import Failure, failure_of
+from paceline_operator.pods import Census, has_started, is_running, take_census
+
+_TTFT_DIGITS: Final = 3  # milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the conditions are computed from.
+
+    replicas: as the specification wants them.
+    autoscaling: whether the specification asks for it.
+    revision: of the pods that should run; the last one that was rendered while the specification is invalid.
+    census: the service's pods.
+    failure: what stands in the way, a blocked reconciliation before a failing pod; None when nothing fails.
+    deployment, hpa: children with their status, where they exist.
+    """
+
+    replicas: int
+    autoscaling: bool
+    revision: str
+    census: Census
+    failure: Failure | None
+    deployment: Manifest | None
+    hpa: Manifest | None
+
+
+def assess(observed: Observed, revision: str, blocker: Failure | None) -> Situation:
+    """Bring together what was observed of a service that exists, and what hinders its reconciliation.
+
+    Reads the specification leniently: a status is owed to an invalid one too.
+    """
+    assert observed.service is not None
+    spec = observed.service.get("spec") or {}
+    census = take_census(observed.pods, revision)
+    children = {child["kind"]: child for child in observed.children}
+    deployment = children.get("Deployment")
+    startup_seconds = _number(spec.get("startupSeconds"), 1800)
+    replicas = _number(spec.get("replicas"), 1)
+    return Situation(
+        replicas=replicas,
+        autoscaling=bool(spec.get("autoscaling")),
+        revision=revision,
+        census=census,
+        failure=blocker or _pod_failure(census, replicas, startup_seconds, observed) or _refused_pods(deployment),
+        deployment=deployment,
+        hpa=children.get("HorizontalPodAutoscaler"),
+    )
+
+
+def compute_conditions(situation: Situation) -> tuple[Condition, ...]:
+    """The conditions, in the order in which they are read."""
+    return (_ready(situation), _progressing(situation), _degraded(situation), _scaling_ready(situation))
+
+
+def render_status(
+    service: Manifest, situation: Situation, fresh: tuple[Condition, ...], load: Load, now: datetime
+) -> Manifest:
+    """The whole status; equal to the stored one when nothing has changed."""
+    key = Key(service["metadata"]["namespace"], service["metadata"]["name"])
+    generation = service["metadata"].get("generation", 0)
+    previous = service.get("status", {}).get("conditions", ())
+    status: Manifest = {
+        "observedGeneration": generation,
+        "replicas": len(situation.census.active),
+        "readyReplicas": len(situation.census.ready),
+        "selector": names.selector_string(key.name),
+        "url": names.service_url(key.namespace, key.name),
+        "conditions": c.settle(previous, fresh, generation, now),
+    }
+    if situation.revision:
+        status["revision"] = situation.revision
+    if load.queue_depth is not None:
+        status["queueDepth"] = load.queue_depth
+    if load.ttft_p95 is not None:
+        status["ttftP95"] = round(load.ttft_p95, _TTFT_DIGITS)
+    return status
+
+
+# --- What fails -------------------------------------------------------------------------------------------------------
+
+
+def _pod_failure(census: Census, replicas: int, startup_seconds: int, observed: Observed) -> Failure | None:
+    for pod in census.unready:
+        if failure := failure_of(pod, startup_seconds, observed.warnings):
+            return failure
+    # An evicted pod stays as a record for days: it is news only until its successors serve.
+    if census.lost and len(census.ready) < replicas:
+        return failure_of(census.lost[-1], startup_seconds)
+    return None
+
+
+def _refused_pods(deployment: Manifest | None) -> Failure | None:
+    """The API server's refusal of the Deployment's pods, such as an exhausted quota."""
+    condition = _condition(deployment, "ReplicaFailure")
+    if condition.get("status") != "True":
+        return None
+    return Failure(c.PODS_REFUSED, condition.get("message", "pods are refused"))
+
+
+# --- Conditions -------------------------------------------------------------------------------------------------------
+
+
+def _ready(situation: Situation) -> Condition:
+    ready, wanted, failure = len(situation.census.ready), situation.replicas, situation.failure
+    count = f"{ready} of {wanted} replicas ready"
+    if ready and failure:
+        message = f"{count}; {failure.reason}: {failure.message}"
+        return Condition(ConditionType.READY, Truth.TRUE, c.SERVING_DEGRADED, message)
+    if ready:
+        return Condition(ConditionType.READY, Truth.TRUE, c.SERVING, count)
+    if failure:
+        return Condition(ConditionType.READY, Truth.FALSE, failure.reason, failure.message)
+    if not wanted:
+        return Condition(ConditionType.READY, Truth.FALSE, c.SCALED_TO_ZERO, "spec.replicas is 0")
+    reason, message = _start_of(situation.census)
+    return Condition(ConditionType.READY, Truth.FALSE, reason, f"{count}; {message}")
+
+
+def _start_of(census: Census) -> tuple[str, str]:
+    """How far the pods have come while none of them serves and none fails."""
+    if not census.active:
+        return c.CREATING_PODS, "pods are being created"
+    if any(has_started(pod) for pod in census.active):
+        return c.NOT_READY, "the server was ready and is not now: it drains, or its engine restarts"
+    if any(is_running(pod) for pod in census.active):
+        return c.LOADING, "the server loads its model"
+    return c.STARTING, "pods wait for a node, an image or a volume"
+
+
+def _progressing(situation: Situation) -> Condition:
+    census, wanted, failure = situation.census, situation.replicas, situation.failure
+    old = len(census.active) - len(census.current)
+    count = f"{census.ready_current} of {wanted} replicas of revision {situation.revision} ready"
+    if not old and len(census.current) == wanted == census.ready_current and not failure:
+        return Condition(ConditionType.PROGRESSING, Truth.FALSE, c.UP_TO_DATE, count)
+    if failure:
+        return Condition(ConditionType.PROGRESSING, Truth.FALSE, failure.reason, failure.message)
+    stuck = _condition(situation.deployment, "Progressing")
+    if stuck.get("status") == "False":
+        reason = stuck.get("reason", c.PROGRESS_DEADLINE_EXCEEDED)
+        return Condition(ConditionType.PROGRESSING, Truth.FALSE, reason, stuck.get("message", count))
+    if old:
+        return Condition(ConditionType.PROGRESSING, Truth.TRUE, c.ROLLING_OUT, f"{count}; {old} older still run")
+    if census.ready and len(census.current) != wanted:
+        return Condition(ConditionType.PROGRESSING, Truth.TRUE, c.SCALING, count)
+    reason, message = _start_of(census) if not census.ready else (c.SCALING, "more replicas are starting")
+    return Condition(ConditionType.PROGRESSING, Truth.TRUE, reason, f"{count}; {message}")
+
+
+def _degraded(situation: Situation) -> Condition:
+    if failure := situation.failure:
+        return Condition(ConditionType.DEGRADED, Truth.TRUE, failure.reason, failure.message)
+    return Condition(ConditionType.DEGRADED, Truth.FALSE, c.AS_EXPECTED, "nothing fails")
+
+
+def _scaling_ready(situation: Situation) -> Condition:
+    if not situation.autoscaling:
+        message = "spec.autoscaling is not set: spec.replicas is up to you"
+        return Condition(ConditionType.SCALING_READY, Truth.FALSE, c.AUTOSCALING_OFF, message)
+    able, active = (_condition(situation.hpa, kind) for kind in ("AbleToScale", "ScalingActive"))
+    telling = active if able.get("status") == "True" else able
+    if not telling:
+        message = "the HorizontalPodAutoscaler has not reported yet"
+        return Condition(ConditionType.SCALING_READY, Truth.UNKNOWN, c.WAITING_FOR_HPA, message)
+    truth = Truth(telling["status"])
+    return Condition(ConditionType.SCALING_READY, truth, telling["reason"], telling.get("message", ""))
+
+
+def _condition(child: Manifest | None, kind: str) -> Mapping[str, Any]:
+    conditions = (child or {}).get("status", {}).get("conditions", ())
+    return next((condition for condition in conditions if condition["type"] == kind), {})
+
+
+def _number(value: object, otherwise: int) -> int:
+    return value if isinstance(value, int) else otherwise

@@ -1,0 +1,165 @@
+"""The pod's real failure, read from its status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline_operator.cluster import Manifest
+from paceline_operator.desired import render
+from paceline_operator.failures import Failure, failure_of
+from paceline_operator.spec import parse_service
+from paceline_operator.testing import llmservice, make_pod
+
+DEPLOYMENT = render(parse_service(llmservice()), "image").deployment
+BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
+
+
+def read(**container: Any) -> Failure | None:
+    """The failure of a pod whose server's container has this status."""
+    return failure_of(make_pod(DEPLOYMENT, **container), startup_seconds=1800)
+
+
+def ended(code: int, message: str = "", **fields: Any) -> dict[str, Any]:
+    """A terminated state."""
+    return {"terminated": {"exitCode": code, "message": message, "reason": "Error", **fields}}
+
+
+def test_the_servers_last_words_become_reason_and_message() -> None:
+    """The termination message `Reason: message` of the contract, through the crash loop that hides it."""
+    words = "ModelNotFound: hf://x/y is neither in the model store /models nor on the hub (404)"
+    assert read(state=BACK_OFF, lastState=ended(1, words)) == Failure(
+        "ModelNotFound", "pod pod-0: hf://x/y is neither in the model store /models nor on the hub (404)"
+    )
+
+
+@pytest.mark.parametrize("state", [BACK_OFF, {"running": {}}, {"waiting": {"reason": "ContainerCreating"}}])
+def test_the_reason_stays_while_the_container_restarts(state: dict[str, Any]) -> None:
+    """Between two attempts the condition must not flicker to Loading."""
+    failure = read(state=state, lastState=ended(78, "InvalidConfiguration: engine.max_model_len: too small"))
+    assert failure is not None
+    assert failure.reason == "InvalidConfiguration"
+
+
+def test_a_pod_that_loads_has_no_failure() -> None:
+    """Not ready yet is not broken."""
+    assert read() is None
+    assert read(state={"waiting": {"reason": "ContainerCreating"}}) is None
+    assert read(state={"waiting": {"reason": "PodInitializing"}}) is None
+
+
+def test_a_kill_at_the_memory_limit_is_called_by_its_name() -> None:
+    """Whatever the server wrote before."""
+    failure = read(state=BACK_OFF, lastState=ended(137, "last log line", reason="OOMKilled"))
+    assert failure is not None
+    assert (failure.reason, "resources.limits.memory" in failure.message) == ("OOMKilled", True)
+
+
+@pytest.mark.parametrize("log", ["INFO: model loaded\nKilled", "Error: no", "", "TRACE: x"])
+def test_a_crash_without_last_words_shows_exit_code_and_log(log: str) -> None:
+    """Log lines, which Kubernetes puts in place of a termination message, are not taken for a reason."""
+    failure = read(state=BACK_OFF, lastState=ended(1, log))
+    assert failure is not None
+    assert failure.reason == "Crashed"
+    assert "exit code 1" in failure.message
+    assert " ".join(log.split()) in failure.message
+
+
+@pytest.mark.parametrize(
+    ("waiting", "reason", "message"),
+    [
+        ("ErrImagePull", "ImagePullBackOff", "manifest unknown"),
+        ("ImagePullBackOff", "ImagePullBackOff", 'Back-off pulling image "x"'),
+        ("InvalidImageName", "InvalidImageName", "couldn't parse image name"),
+        ("CreateContainerConfigError", "CreateContainerConfigError", 'secret "hub-token" not found'),
+        ("RunContainerError", "RunContainerError", "exec: not found"),
+    ],
+)
+def test_a_container_that_cannot_start_says_what_is_missing(waiting: str, reason: str, message: str) -> None:
+    """The kubelet's reason and message, with the missing object's name."""
+    assert read(state={"waiting": {"reason": waiting, "message": message}}) == Failure(reason, f"pod pod-0: {message}")
+
+
+def test_a_start_beyond_its_budget_is_a_startup_timeout() -> None:
+    """The kubelet's SIGTERM makes the server end with 0, which alone would look like a clean exit."""
+    times = {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:30:01Z", "reason": "Completed"}
+    failure = read(lastState=ended(0, **times))
+    assert failure is not None
+    assert (failure.reason, "1800" in failure.message) == ("StartupTimeout", True)
+
+
+def test_a_restart_by_the_liveness_probe_is_not_silent() -> None:
+    """It ran for less than the start-up budget and ended with 0."""
+    times = {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:10:00Z", "reason": "Completed"}
+    failure = read(lastState=ended(0, **times))
+    assert failure is not None
+    assert failure.reason == "Restarted"
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("0/1 nodes are available: 1 Insufficient nvidia.com/gpu.", "NoSpareGPU"),
+        ("0/1 nodes are available: 1 Insufficient cpu.", "Unschedulable"),
+    ],
+)
+def test_a_pod_without_a_node_says_what_it_wants(message: str, reason: str) -> None:
+    """Want of a GPU has a reason of its own."""
+    pod = make_pod(DEPLOYMENT)
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    pod["status"] = {"phase": "Pending", "conditions": [condition]}
+    assert failure_of(pod, 1800) == Failure(reason, f"pod pod-0: {message}")
+
+
+def test_an_evicted_pod_says_why() -> None:
+    """Reason and message of the pod's own status."""
+    pod = make_pod(DEPLOYMENT)
+    pod["status"] = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+    assert failure_of(pod, 1800) == Failure("Evicted", "pod pod-0: The node was low on resource: memory.")
+
+
+def test_an_init_container_of_the_overlay_fails_under_its_own_name() -> None:
+    """The user finds which of the containers it is."""
+    pod = make_pod(DEPLOYMENT, state={"waiting": {"reason": "PodInitializing"}})
+    pod["status"]["initContainerStatuses"] = [{"name": "fetch", "state": ended(2, "no route to host")}]
+    failure = failure_of(pod, 1800)
+    assert failure is not None
+    assert failure.message.startswith("pod pod-0: container fetch: ")
+
+
+def warning(pod: Manifest, reason: str, message: str, moment: str) -> Manifest:
+    """A Warning event about a pod."""
+    return {
+        "metadata": {"creationTimestamp": moment},
+        "involvedObject": {"uid": pod["metadata"]["uid"]},
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": moment,
+    }
+
+
+def test_a_volume_that_does_not_mount_is_read_from_the_latest_event() -> None:
+    """The pod's status only says ContainerCreating, for ever."""
+    pod = make_pod(DEPLOYMENT, state={"waiting": {"reason": "ContainerCreating"}})
+    other = make_pod(DEPLOYMENT, "pod-1")
+    events = [
+        warning(pod, "FailedMount", 'secret "tls" not found', "2026-01-01T00:02:00Z"),
+        warning(pod, "FailedAttachVolume", "older", "2026-01-01T00:01:00Z"),
+        warning(other, "FailedMount", "another pod's", "2026-01-01T00:03:00Z"),
+    ]
+    assert failure_of(pod, 1800, events) == Failure("FailedMount", 'pod pod-0: secret "tls" not found')
+
+
+def test_old_warnings_do_not_outlive_their_cause() -> None:
+    """Once the container runs, what hindered it before is history."""
+    pod = make_pod(DEPLOYMENT)
+    assert failure_of(pod, 1800, [warning(pod, "FailedMount", "x", "2026-01-01T00:00:00Z")]) is None
+
+
+def test_a_message_is_one_line_of_bounded_length() -> None:
+    """Conditions are read in tables; the log has the rest."""
+    failure = read(state=BACK_OFF, lastState=ended(1, "EngineFailed: a\n  b\n" + "x" * 5000))
+    assert failure is not None
+    assert failure.message.startswith("pod pod-0: a b xxx")
+    assert len(failure.message) == 1000
