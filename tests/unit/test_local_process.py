@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+
 from paceline_operator.local import session
 from paceline_operator.local.process import Process, last_words
 
@@ -45,7 +46,7 @@ def launch(log: Path) -> Launch:
 async def until(condition: Callable[[], object]) -> None:
     """Wait for something that no event tells us: what other processes have done."""
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.01)
 
 

@@ -80,11 +80,11 @@ class Process:
         return status if status >= 0 else 128 - status
 
 
-def last_words(log: Path) -> str:
-    """The end of a log, as a termination message; empty when there is none."""
+def last_words(log: Path, start: int = 0) -> str:
+    """The end of a log, as a termination message, from byte `start` at the earliest; empty when there is none."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         size = file.seek(0, 2)
-        file.seek(max(0, size - _LAST_WORDS_BYTES))
+        file.seek(max(start, size - _LAST_WORDS_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
         return "\n".join(lines[-_LAST_WORDS_LINES:]).strip()
     return ""
