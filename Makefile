@@ -1,0 +1,66 @@
+# Every command that a developer, a user of the README or CI runs. `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test check env model cluster unit generate format constraints bench clean
+
+BIN := .venv/bin
+CLUSTER := PYTHONPATH=tests $(BIN)/python -m cluster
+ENV := .venv/.installed
+
+# The order in which a failure is found soonest
+TESTS := tests/unit tests/contract tests/server tests/operator tests/e2e
+PYTEST_ARGS ?=
+
+help: ## list the commands
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+demo: $(ENV) model ## serve the sample LLMService on this machine and chat with it; KEEP=1 leaves it serving
+	@PATH="$(CURDIR)/$(BIN):$$PATH" KEEP="$(KEEP)" scripts/demo.sh
+
+test: $(ENV) model cluster ## run every test, on the real model, a real API server and a real node
+	@echo "test: unit, contract, server, operator and end-to-end tests"
+	@$(BIN)/python -m pytest --durations=10 $(PYTEST_ARGS) $(wildcard $(TESTS))
+
+check: $(ENV) ## lint, format, types, layers, generated files, documentation; changes nothing
+	@echo "check: ruff" && $(BIN)/ruff check && $(BIN)/ruff format --check
+	@echo "check: mypy --strict" && $(BIN)/mypy
+	@MYPYPATH=tests $(BIN)/mypy --explicit-package-bases tests/cluster tests/e2e
+	@echo "check: layers" && $(BIN)/lint-imports
+	@echo "check: generated files" && $(CLUSTER) build helm && $(BIN)/python scripts/sync_generated.py --check
+	@echo "check: documentation" && $(BIN)/python -m pytest -q $(wildcard tests/unit/test_docs_*.py tests/unit/test_chart_*.py)
+
+env: $(ENV) ## make .venv with both packages and the tools
+
+$(ENV): pyproject.toml server/pyproject.toml operator/pyproject.toml constraints.txt scripts/env.sh
+	@scripts/env.sh
+	@touch $@
+
+model: $(ENV) ## put the demo's model into the model store, once
+	@echo "model: SmolLM2-135M-Instruct" && $(BIN)/python scripts/demo_model.py
+
+cluster: $(ENV) ## build and install what the tests' clusters need, once (about 11 minutes)
+	@echo "cluster: programs of the tests' clusters" && $(CLUSTER) prepare
+
+unit: $(ENV) ## run the unit tests
+	@$(BIN)/python -m pytest -q $(PYTEST_ARGS) tests/unit
+
+generate: $(ENV) ## render the chart's CRD, install.yaml and the reference pages from their sources
+	@$(CLUSTER) build helm && $(BIN)/python scripts/sync_generated.py
+	@$(BIN)/python scripts/settings_reference.py --write
+
+format: $(ENV) ## format the code and fix what ruff can fix
+	@$(BIN)/ruff check --fix --exit-zero --quiet && $(BIN)/ruff format
+
+constraints: $(ENV) ## write the installed versions into constraints.txt
+	@{ echo "# The versions that everything is developed and tested with. Made by \`make constraints\`."; \
+	   $(BIN)/uv pip freeze --python $(BIN)/python --exclude-editable; } > constraints.txt && touch $(ENV)
+
+bench: $(ENV) model ## measure output tokens/s beside transformers serve; QUICK=1 for one short round
+	@$(BIN)/python -m benchmarks.serving $(if $(QUICK),--quick)
+
+clean: ## remove .venv and everything else that was made in this tree (not ~/.cache/paceline)
+	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .state
+	@find . -name __pycache__ -o -name '*.egg-info' | xargs -r rm -rf

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Makes .venv with both packages (editable), the test tools and the linters; `make env` calls it. Needs Python 3.11 or newer.
+# Versions are those of constraints.txt. PYTHON=… chooses the interpreter.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+python=
+for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
+  if new_enough "$candidate"; then
+    python=$candidate
+    break
+  fi
+done
+if [ -z "$python" ]; then
+  echo "env: Paceline needs Python 3.11 or newer, and there is none on PATH (or PYTHON=… is older)" >&2
+  exit 1
+fi
+
+if [ ! -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+  echo "env: making .venv with $("$python" --version)"
+  if ! "$python" -m venv --clear .venv; then # Debian has this part of Python in a package of its own
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "env: install python3-venv, then try again" >&2; exit 1; }
+    echo "env: installing python3-venv"
+    apt-get -qq update
+    DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends python3-venv </dev/null
+    "$python" -m venv --clear .venv
+  fi
+fi
+
+echo "env: installing both packages, test tools and linters (the first time downloads about 3 GB, most of it PyTorch)"
+.venv/bin/python -m pip install --quiet --constraint constraints.txt uv
+.venv/bin/uv pip install --python .venv/bin/python --constraint constraints.txt \
+  --editable server --editable operator --group test --group lint
+echo "env: ready in .venv"
