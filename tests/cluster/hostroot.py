@@ -42,7 +42,7 @@ class HostRoot:
     def volumes(self) -> list[dict[str, Any]]:
         """Return the pod's volumes."""
         return [
-            {"name": f"host-{number}", "hostPath": {"path": str(self._on_node(folder)), "type": "Directory"}}
+            {"name": f"host-{number}", "hostPath": {"path": str(self.on_node(folder)), "type": "Directory"}}
             for number, folder in enumerate(self.folders)
         ]
 
@@ -59,7 +59,8 @@ class HostRoot:
         for container in (*pod.get("initContainers", ()), *pod["containers"]):
             container.setdefault("volumeMounts", []).extend(self.mounts())
 
-    def _on_node(self, folder: Path) -> Path:
+    def on_node(self, folder: Path) -> Path:
+        """Return where a node sees a folder of this machine."""
         return self.host_root / folder.relative_to("/")
 
 

@@ -1,23 +1,26 @@
-"""Fixtures of the end-to-end tests: what runs in the pods of the real node."""
+"""Fixtures of the end-to-end tests: the chart on a real node, and what helps to understand a failure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
-from cluster import cache
+from cluster.errors import Failed, Unavailable
 from cluster.hostroot import HostRoot, write_image
 from cluster.seam import Cluster
+from e2e.installation import NAMESPACE, Images, install, system_namespace
 
 IMAGE = "paceline.test/hostroot:1"
 
 
 @pytest.fixture(scope="session")
 def host_python(node_cluster: Cluster) -> HostRoot:
-    """Mounts of this machine's Python, source tree and model store, for pods of `host_image`."""
+    """Mounts of this machine's Python and source tree, for pods of `host_image`."""
     if node_cluster.host_root is None:
         pytest.skip(f"the pods of {node_cluster.source} cannot see this machine's folders")
-    return HostRoot.of_this_python(node_cluster.host_root, cache.model_store())
+    return HostRoot.of_this_python(node_cluster.host_root)
 
 
 @pytest.fixture(scope="session")
@@ -27,8 +30,51 @@ def host_image(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) 
     return IMAGE
 
 
+@pytest.fixture(scope="session")
+def images(node_cluster: Cluster, request: pytest.FixtureRequest) -> Images:
+    """The images of operator and server, or what takes their place."""
+    if node_cluster.host_root is None:
+        try:
+            return Images.named_by_the_user()
+        except Unavailable as reason:
+            pytest.skip(str(reason))
+    host, image, model = (request.getfixturevalue(name) for name in ("host_python", "host_image", "smollm2_model"))
+    return Images.of_this_machine(host, image, model)
+
+
+@pytest.fixture(scope="module")
+def paceline(node_cluster: Cluster, images: Images) -> Iterator[Cluster]:
+    """The cluster with the chart installed, for the tests of one file."""
+    with system_namespace(node_cluster):
+        install(node_cluster, images)
+        yield node_cluster
+
+
 @pytest.fixture
 def namespace(node_cluster: Cluster) -> Iterator[str]:
     """A new namespace for one test."""
     with node_cluster.kubectl.namespace() as name:
         yield name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Put the state of the cluster and the operator's log beside the traceback of a failed test."""
+    report = yield
+    cluster = getattr(item, "funcargs", {}).get("node_cluster")
+    if report.failed and isinstance(cluster, Cluster):
+        report.sections.append(("cluster", "\n".join(_evidence(cluster))))
+    return report
+
+
+def _evidence(cluster: Cluster) -> Iterator[str]:
+    """Yield what kubectl says of pods, services and events, and the ends of our programs' logs."""
+    logs = ("logs", "--prefix", "--tail=60", "--ignore-errors")
+    for command in (
+        ("get", "pods,llm,hpa", "-A", "-o", "wide"),
+        ("get", "events", "-A", "--sort-by=.lastTimestamp"),
+        (*logs, "-n", NAMESPACE, "-l", "app.kubernetes.io/instance=paceline"),
+    ):
+        yield f"$ kubectl {' '.join(command)}"
+        with contextlib.suppress(Failed):
+            yield cluster.kubectl(*command)
