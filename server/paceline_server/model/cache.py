@@ -1,0 +1,112 @@
+"""The memory of the KV cache: how many blocks fit, and the tensors themselves. Called by `runner.load`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline_server.errors import OutOfMemory
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class KVGeometry:
+    """Shape of the cache of one model.
+
+    Attributes:
+        layers: attention layers.
+        kv_heads: key/value heads of a layer, K.
+        head_dim: size of a head, D.
+        block_size: tokens in a block.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, keys and values of all layers."""
+        return 2 * self.layers * self.block_size * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class KVCache:
+    """Keys and values of all layers: [layers, blocks, block_size, 2, K, D].
+
+    One token's keys and values of a layer lie side by side, so that a token is written and a block is gathered by one
+    copy each.
+    """
+
+    def __init__(self, geometry: KVGeometry, num_blocks: int, device: torch.device) -> None:
+        self.kv_heads = geometry.kv_heads
+        self.block_size = geometry.block_size
+        self.block_elements = 2 * geometry.block_size * geometry.kv_heads * geometry.head_dim
+        shape = (geometry.layers, num_blocks, geometry.block_size, 2, geometry.kv_heads, geometry.head_dim)
+        # Zeros, not garbage: a padded gather reads slots that were never written, and 0 * NaN is NaN. Writing the
+        # zeros also claims the memory now, when its lack is a refusal with a name, not a kill in mid-stream.
+        self.layers = torch.zeros(shape, dtype=geometry.dtype, device=device)
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store T tokens: slots [T], key and value [T, K, D]."""
+        target = self.layers[layer].view(-1, 2, self.kv_heads, key.shape[-1])
+        target.index_copy_(0, slots, torch.stack((key, value), dim=1))
+
+    def gather(self, layer: int, blocks: Tensor, count: int, out: Tensor) -> tuple[Tensor, Tensor]:
+        """Copy `count` equally long runs of blocks into `out`; returns its keys and values, [count, K, L, D] each."""
+        source = self.layers[layer]
+        torch.index_select(source.view(source.shape[0], -1), 0, blocks, out=out.view(len(blocks), -1))
+        gathered = out.view(count, -1, 2, self.kv_heads, source.shape[-1])  # [count, L, 2, K, D]
+        return gathered[:, :, 0].transpose(1, 2), gathered[:, :, 1].transpose(1, 2)
+
+
+def blocks_for_cpu(geometry: KVGeometry, memory_gb: float, available: int) -> int:
+    """Blocks that the configured memory holds.
+
+    Args:
+        geometry: of the model.
+        memory_gb: kv_cache.cpu_memory_gb, in GiB.
+        available: bytes that this machine can still give.
+
+    Raises:
+        OutOfMemory: the machine has less than that, or not even one block fits.
+    """
+    wanted = int(memory_gb * GIB)
+    if wanted > available:
+        raise OutOfMemory(
+            f"the KV cache is to have {memory_gb:g} GiB (kv_cache.cpu_memory_gb), but only {available / GIB:.2f} GiB "
+            "are free; give less, or raise the memory limit"
+        )
+    if wanted < geometry.block_bytes:
+        raise OutOfMemory(
+            f"kv_cache.cpu_memory_gb {memory_gb:g} does not hold one block of {geometry.block_size} tokens "
+            f"({geometry.block_bytes / GIB:.4f} GiB)"
+        )
+    return wanted // geometry.block_bytes
+
+
+def blocks_for_gpu(geometry: KVGeometry, fraction: float, total: int, used: int, activations: int) -> int:
+    """Blocks that are left of a GPU.
+
+    Args:
+        geometry: of the model.
+        fraction: kv_cache.gpu_memory_fraction.
+        total: bytes of the GPU.
+        used: bytes that are taken, by the weights and by others.
+        activations: bytes that a step of the largest size needs beside that, as measured.
+
+    Raises:
+        OutOfMemory: not even one block fits.
+    """
+    left = int(total * fraction) - used - activations
+    if left < geometry.block_bytes:
+        raise OutOfMemory(
+            f"nothing is left for the KV cache: of {total / GIB:.1f} GiB, kv_cache.gpu_memory_fraction {fraction:g} "
+            f"allows {total * fraction / GIB:.1f}, weights and other users take {used / GIB:.1f} and a step "
+            f"{activations / GIB:.1f}; raise the fraction, lower batching.max_tokens_in_batch or take a larger GPU"
+        )
+    return left // geometry.block_bytes

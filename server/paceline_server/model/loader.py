@@ -1,0 +1,152 @@
+"""Reads a model's folder into memory: transformers' classes, our attention, safetensors only, never the folder's code.
+
+`runner.load` calls it; `CausalModel` is what it returns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from paceline_server.errors import ModelNotFound, ModelUnsupported, OutOfMemory
+from paceline_server.model.attention.hook import IMPLEMENTATION
+from paceline_server.model.cache import GIB
+from paceline_server.model.store import weight_files
+from paceline_server.model.support import require_supported
+
+
+@dataclass(frozen=True, slots=True)
+class CausalModel:
+    """A decoder in two parts, because most rows of a step need no logits.
+
+    Attributes:
+        config: transformers' configuration object.
+        decoder: token ids to hidden states.
+        head: hidden states to logits.
+        logits_scale: factor of the logits.
+    """
+
+    config: Any
+    decoder: nn.Module
+    head: nn.Module
+    logits_scale: float
+
+    def hidden_states(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Run the decoder over packed tokens: two [T] to [T, hidden]. The attention back end knows whose they are."""
+        output = self.decoder(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """[R, hidden] to [R, vocabulary], in float32."""
+        logits: Tensor = self.head(hidden_states).float()
+        return logits if self.logits_scale == 1.0 else logits * self.logits_scale
+
+
+def read_config(folder: Path) -> Any:
+    """The model's configuration, as a transformers object.
+
+    Raises:
+        ModelUnsupported: it asks for something that we do not honour, or it cannot be understood.
+    """
+    try:
+        raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelUnsupported(f"{folder / 'config.json'} cannot be read: {error}") from None
+    if not isinstance(raw, Mapping):
+        raise ModelUnsupported(f"{folder / 'config.json'} is not a JSON object")
+    require_supported(raw)  # before transformers sees it: its answer to custom code is a question at the terminal
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelUnsupported(f"transformers cannot read {folder / 'config.json'}: {error}") from error
+    require_supported(config.to_dict())  # again, with the defaults of the family
+    return config
+
+
+def eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:
+    """Tokens that end a sequence: those of generation_config.json, else of config.json."""
+    path = folder / "generation_config.json"
+    generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    eos = generation.get("eos_token_id", config.eos_token_id)
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def weights_bytes(folder: Path, dtype: torch.dtype) -> int:
+    """Memory that the weights take in `dtype`, from the headers of their files.
+
+    Raises:
+        ModelNotFound: a file is damaged.
+    """
+    total = 0
+    for name in weight_files(folder):
+        try:
+            with safe_open(folder / name, framework="pt") as file:
+                total += sum(prod(file.get_slice(key).get_shape()) for key in file.keys()) * dtype.itemsize  # noqa: SIM118
+        except SafetensorError as error:
+            raise ModelNotFound(f"{folder / name} is damaged ({error}); remove it and fetch the model again") from None
+    return total
+
+
+def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.device, available: int) -> CausalModel:
+    """Read the weights.
+
+    Args:
+        folder: the model's.
+        config: from `read_config`.
+        dtype: of the weights in memory.
+        device: where they go.
+        available: bytes of memory that may be taken on a CPU.
+
+    Raises:
+        OutOfMemory: the weights do not fit.
+        ModelNotFound: a file is damaged.
+        ModelUnsupported: files and configuration do not go together.
+    """
+    needed = weights_bytes(folder, dtype)
+    if device.type == "cpu" and needed > available:
+        raise OutOfMemory(
+            f"the weights take {needed / GIB:.2f} GiB as {str(dtype).removeprefix('torch.')}, and "
+            f"{available / GIB:.2f} GiB are free; raise the memory limit or set engine.dtype to bfloat16"
+        )
+    model = _from_pretrained(folder, config, dtype)
+    try:
+        model = model.to(device)
+    except torch.OutOfMemoryError:
+        raise OutOfMemory(f"the weights take {needed / GIB:.2f} GiB and the GPU has not that much free") from None
+    scaling = getattr(config, "logits_scaling", 1.0)  # Granite divides
+    return CausalModel(config, model.get_decoder(), model.get_output_embeddings(), 1.0 / scaling)
+
+
+def _from_pretrained(folder: Path, config: Any, dtype: torch.dtype) -> Any:
+    transformers_logging.disable_progress_bar()
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=IMPLEMENTATION,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (ValueError, RuntimeError, OSError, SafetensorError) as error:
+        raise ModelUnsupported(f"transformers cannot load {folder}: {error}") from error
+    wrong = {key: sorted(map(str, report[key])) for key in ("missing_keys", "mismatched_keys") if report.get(key)}
+    if wrong:
+        names = "; ".join(f"{key.replace('_', ' ')}: {', '.join(names[:3])}" for key, names in wrong.items())
+        raise ModelUnsupported(f"the weights of {folder} do not go with its config.json: {names}")
+    return model.eval()

@@ -1,0 +1,66 @@
+"""What this machine gives: device, number format, compute threads, memory. Called by `runner.load`."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import torch
+
+from paceline_server.errors import NoGPU
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The device for engine.device: auto, cpu or cuda.
+
+    Raises:
+        NoGPU: cuda is wanted and none is usable.
+    """
+    usable = wanted != "cpu" and torch.cuda.is_available()
+    if wanted == "cuda" and not usable:
+        build = "" if torch.version.cuda else "; this torch is built without CUDA"
+        raise NoGPU(
+            f"engine.device is cuda, but no GPU is usable here{build}. "
+            "Ask for one (resources.limits nvidia.com/gpu), or set engine.device to cpu"
+        )
+    return torch.device("cuda" if usable else "cpu")
+
+
+def choose_dtype(wanted: str, checkpoint: torch.dtype | None, device: torch.device) -> torch.dtype:
+    """The format for engine.dtype; auto is the checkpoint's on a GPU and float32 on a CPU."""
+    if wanted != "auto":
+        dtype = getattr(torch, wanted)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+    return torch.float32 if device.type == "cpu" else (checkpoint or torch.bfloat16)
+
+
+def cores_given() -> int:
+    """Cores that this process may use: its affinity mask, within the container's CPU quota.
+
+    A pod limited to 2 CPUs on a node of 64 sees all 64; with as many threads it would be throttled most of the time.
+    """
+    cores = len(os.sched_getaffinity(0))
+    quota = _CGROUP / "cpu.max"
+    if quota.is_file():
+        limit, period = quota.read_text(encoding="ascii").split()
+        if limit != "max":
+            cores = min(cores, math.ceil(int(limit) / int(period)))
+    return max(1, cores)
+
+
+def available_memory() -> int:
+    """Bytes that this process can still take: what the machine has free, within the container's limit."""
+    fields = dict(line.split(":", 1) for line in _MEMINFO.read_text(encoding="ascii").splitlines())
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    limit = _CGROUP / "memory.max"
+    if not limit.is_file() or (text := limit.read_text(encoding="ascii").strip()) == "max":
+        return free
+    statistics = dict(line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
+    page_cache = int(statistics.get("inactive_file", 0)) + int(statistics.get("active_file", 0))
+    used = int((_CGROUP / "memory.current").read_text(encoding="ascii")) - page_cache
+    return max(0, min(free, int(text) - used))

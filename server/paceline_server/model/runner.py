@@ -1,0 +1,89 @@
+"""The model's side of the seam to the step loop: `ModelRunner.execute` computes one step.
+
+`startup.load` makes it; `engine.core` calls it once a step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline_server.engine.batch import SamplingParams, SequenceSlice, StepBatch
+from paceline_server.errors import EngineFailed
+from paceline_server.model.attention.interface import PagedAttention
+from paceline_server.model.loader import CausalModel
+from paceline_server.model.packing import PackedBatch, pack, pack_sampling
+from paceline_server.model.sampler import sample
+
+
+class ModelRunner:
+    """A model, its attention back end, and nothing that outlives a step. See `engine.batch.Runner`.
+
+    Args:
+        model: loaded, with `attention` attached to its layers.
+        attention: owns the KV cache.
+        block_size: tokens in a block of it.
+        device: where both are.
+    """
+
+    def __init__(self, model: CausalModel, attention: PagedAttention, block_size: int, device: torch.device) -> None:
+        self._model = model
+        self._attention = attention
+        self._block_size = block_size
+        self._device = device
+
+    @torch.inference_mode()
+    def execute(self, batch: StepBatch) -> list[int | None]:
+        """Write the KV of every token of the batch, and draw a token for each slice that is sampled."""
+        packed = pack(batch, self._block_size)
+        tokens = sample(self._logits(packed), pack_sampling(batch))
+        answer: list[int | None] = [None] * len(batch.slices)
+        for row, token in zip(packed.sampled.tolist(), tokens, strict=True):
+            answer[row] = token
+        return answer
+
+    @torch.inference_mode()
+    def logits(self, batch: StepBatch) -> Tensor:
+        """Like `execute`, but the logits [R, vocabulary] of the R sampled slices, in float32."""
+        return self._logits(pack(batch, self._block_size))
+
+    def warm_up(self, batch: StepBatch) -> None:
+        """Run a batch for its effects: memory is claimed, kernels are chosen, and the weights prove sound.
+
+        Raises:
+            EngineFailed: a logit is not finite.
+        """
+        logits = self.logits(batch)
+        if not bool(torch.isfinite(logits).all()):
+            raise EngineFailed(
+                "the warm-up pass gave logits that are not finite: the weights are damaged, "
+                "or engine.dtype cannot hold the model's values (bfloat16 and float32 have the range)"
+            )
+        sample(logits, pack_sampling(batch))
+
+    def _logits(self, packed: PackedBatch) -> Tensor:
+        self._attention.plan(packed)
+        hidden = self._model.hidden_states(
+            torch.from_numpy(packed.token_ids).to(self._device), torch.from_numpy(packed.positions).to(self._device)
+        )
+        return self._model.logits(hidden[torch.from_numpy(packed.logits_rows).to(self._device)])
+
+
+def largest_batches(
+    max_batch_size: int, max_tokens_in_batch: int, longest: int, block_size: int
+) -> tuple[StepBatch, StepBatch]:
+    """The warm-up: one prefill and one decode, each as large as a step can be.
+
+    The decoding slices share a block and overwrite each other there, which does not matter: nothing of it is kept.
+
+    Args:
+        max_batch_size: slices of the decode.
+        max_tokens_in_batch: tokens of the prefill, as far as a sequence can be that long.
+        longest: tokens of the longest sequence that model and pool allow.
+        block_size: tokens in a block.
+    """
+    length = min(max_tokens_in_batch, longest)
+    sampling = SamplingParams(top_p=0.9)
+    prefill = SequenceSlice([0] * length, 0, range(-(-length // block_size)), sampling)
+    decode = SequenceSlice([0], min(length, block_size) - 1, [0], sampling)
+    return StepBatch([prefill]), StepBatch([decode] * max_batch_size)

@@ -1,0 +1,193 @@
+"""From a configuration to a warmed-up model, phase by phase. `engine.process` calls `load` once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from paceline_server.config import BatchingConfig, KVCacheConfig, ServerConfig
+from paceline_server.engine.interface import ModelInfo, StartupPhase
+from paceline_server.engine.loop import Loaded
+from paceline_server.errors import OutOfMemory
+from paceline_server.model import hub
+from paceline_server.model.attention.hook import attach, attention_modules
+from paceline_server.model.attention.interface import PagedAttention
+from paceline_server.model.attention.reference import ReferenceAttention
+from paceline_server.model.cache import KVCache, KVGeometry, blocks_for_cpu, blocks_for_gpu
+from paceline_server.model.loader import CausalModel, eos_token_ids, load_model, read_config
+from paceline_server.model.machine import available_memory, choose_device, choose_dtype, cores_given
+from paceline_server.model.runner import ModelRunner, largest_batches
+from paceline_server.model.store import HubModel, resolve, store_root
+from paceline_server.model.support import context_length
+
+log = logging.getLogger("paceline.model")
+
+OnPhase = Callable[[StartupPhase], None]
+
+_STEP_BYTES = 256 << 20
+"""Memory left free on a CPU beside weights and KV cache: what a step needs."""
+
+_BACKENDS: dict[str, Callable[[KVCache], PagedAttention]] = {"reference": ReferenceAttention}
+"""Attention back ends by the name that engine.attention_backend gives them."""
+
+
+def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
+    """Fetch, load and warm up the configured model.
+
+    Args:
+        config: of the whole server.
+        on_phase: told of each phase at its begin, with seconds None, and at its end.
+
+    Raises:
+        StartupError: see the subclasses; every one names what to do.
+    """
+    device = choose_device(config.engine.device)
+    if device.type == "cpu":
+        torch.set_num_threads(config.engine.threads or cores_given())
+    folder = resolve(config.engine.model_path, store_root(os.environ), _fetching(on_phase))
+    with _phase("load_weights", on_phase):
+        model_config = read_config(folder)
+        longest = context_length(model_config.to_dict(), config.engine.max_model_len)
+        dtype = choose_dtype(config.engine.dtype, model_config.dtype, device)
+        model = load_model(folder, model_config, dtype, device, available_memory() - _STEP_BYTES)
+    backend = "reference" if config.engine.attention_backend == "auto" else config.engine.attention_backend
+    setup = _Setup(
+        model, _BACKENDS[backend], _geometry(model, config.kv_cache, dtype), device, longest, config.batching
+    )
+    with _phase("allocate_kv_cache", on_phase):
+        num_blocks = setup.count_blocks(config.kv_cache)
+        runner = setup.runner(num_blocks)
+    with _phase("warmup", on_phase):
+        setup.warm_up(runner, num_blocks)
+    info = ModelInfo(
+        folder=str(folder),
+        max_model_len=longest,
+        vocab_size=int(model_config.vocab_size),
+        eos_token_ids=eos_token_ids(folder, model_config),
+        num_blocks=num_blocks,
+        block_size=config.kv_cache.block_size_tokens,
+        dtype=str(dtype).removeprefix("torch."),
+        device=device.type,
+        attention_backend=backend,
+    )
+    log.info("loaded %s", info)
+    return Loaded(runner, info)
+
+
+class _Setup:
+    """A loaded model on its way to a runner: sizes the KV cache, puts it in place, warms it up."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        backend: Callable[[KVCache], PagedAttention],
+        geometry: KVGeometry,
+        device: torch.device,
+        longest: int,
+        batching: BatchingConfig,
+    ) -> None:
+        self._model = model
+        self._backend = backend
+        self._geometry = geometry
+        self._device = device
+        self._longest = longest
+        self._batching = batching
+
+    def count_blocks(self, config: KVCacheConfig) -> int:
+        """Blocks that the configured memory holds.
+
+        Raises:
+            OutOfMemory: not even one.
+        """
+        if self._device.type == "cpu":
+            return blocks_for_cpu(self._geometry, config.cpu_memory_gb, available_memory() - _STEP_BYTES)
+        activations = self._measure_step()
+        free, total = torch.cuda.mem_get_info(self._device)
+        return blocks_for_gpu(self._geometry, config.gpu_memory_fraction, total, total - free, activations)
+
+    def runner(self, num_blocks: int) -> ModelRunner:
+        """Allocate the KV cache and join it to the model.
+
+        Raises:
+            OutOfMemory: the device has less than it said.
+        """
+        try:
+            attention = self._backend(KVCache(self._geometry, num_blocks, self._device))
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(f"the KV cache of {num_blocks} blocks could not be allocated: {error}") from None
+        attach(self._model.decoder, attention, self._longest)
+        return ModelRunner(self._model, attention, self._geometry.block_size, self._device)
+
+    def warm_up(self, runner: ModelRunner, num_blocks: int) -> None:
+        """Run the largest prefill and the largest decode.
+
+        Raises:
+            EngineFailed: a logit is not finite.
+            OutOfMemory: a step does not fit.
+        """
+        size = self._geometry.block_size
+        longest = min(self._longest, num_blocks * size)
+        try:
+            for batch in largest_batches(
+                self._batching.max_batch_size, self._batching.max_tokens_in_batch, longest, size
+            ):
+                runner.warm_up(batch)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(f"a step of the largest size does not fit beside the KV cache: {error}") from None
+
+    def _measure_step(self) -> int:
+        """Bytes of GPU memory that the largest steps need beside weights and KV cache."""
+        blocks = -(-self._batching.max_tokens_in_batch // self._geometry.block_size)
+        runner = self.runner(blocks)
+        before = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self.warm_up(runner, blocks)
+        needed = torch.cuda.max_memory_allocated(self._device) - before
+        attach(self._model.decoder, _NoAttention(), self._longest)  # lets go of the measured cache
+        del runner
+        torch.cuda.empty_cache()
+        return needed
+
+
+class _NoAttention:
+    """Stands in between two caches."""
+
+    def plan(self, *_: object) -> None:
+        raise AssertionError("no KV cache is in place")
+
+    def forward(self, *_: object) -> torch.Tensor:
+        raise AssertionError("no KV cache is in place")
+
+
+def _geometry(model: CausalModel, config: KVCacheConfig, dtype: torch.dtype) -> KVGeometry:
+    settings = model.config
+    heads = int(settings.num_attention_heads)
+    return KVGeometry(
+        layers=len(attention_modules(model.decoder)),
+        kv_heads=int(getattr(settings, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(settings, "head_dim", None) or settings.hidden_size // heads),
+        block_size=config.block_size_tokens,
+        dtype=dtype,
+    )
+
+
+def _fetching(on_phase: OnPhase) -> Callable[[HubModel, Path], None]:
+    def fetch(model: HubModel, folder: Path) -> None:
+        with _phase("fetch_model", on_phase):
+            hub.download(model, folder)
+
+    return fetch
+
+
+@contextmanager
+def _phase(name: str, on_phase: OnPhase) -> Iterator[None]:
+    begin = perf_counter()
+    on_phase(StartupPhase(name))
+    yield
+    on_phase(StartupPhase(name, perf_counter() - begin))
