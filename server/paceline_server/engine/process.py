@@ -13,7 +13,7 @@ import sys
 
 from paceline_server.engine.loop import Wire, run
 from paceline_server.logs import configure_logging
-from paceline_server.model.runner import load
+from paceline_server.model.startup import load
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
