@@ -6,8 +6,6 @@ Used by everything in this folder and by the fixtures in `tests/conftest.py`.
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 from cluster.errors import Unavailable
@@ -42,21 +40,3 @@ def require(*names: str) -> Path:
     if missing:
         raise Unavailable(f"{', '.join(missing)} not built in {folder}: run `make cluster` once (about 11 minutes)")
     return folder
-
-
-def program(name: str) -> Path:
-    """Return a program from the cache, else from PATH, where its exact version does not matter.
-
-    Raises:
-        Unavailable: when it is in neither.
-    """
-    built = binaries() / name
-    found = built if os.access(built, os.X_OK) else shutil.which(name)
-    if not found:
-        raise Unavailable(f"{name} is neither on PATH nor built: run `make cluster` once")
-    return Path(found)
-
-
-def not_found(names: Iterable[str]) -> list[str]:
-    """Return those of the programs that are neither in the cache nor on PATH."""
-    return [name for name in names if not (os.access(binaries() / name, os.X_OK) or shutil.which(name))]

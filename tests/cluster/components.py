@@ -96,7 +96,6 @@ COMPONENTS = {
     )
 }
 
-API_SERVER = ("kube-apiserver", "kube-controller-manager", "kubectl", "etcd")
-NODE = (*API_SERVER, "kube-scheduler", "kubelet", "kube-proxy", "coredns", "helm", "pause")
-KIND = ("kubectl", "helm", "kind")
-EXISTING = ("kubectl", "helm")
+# What every machine gets: the API server for the operator's tests, helm for the chart's, kind to read its configuration
+ALWAYS = ("kube-apiserver", "kube-controller-manager", "kubectl", "etcd", "helm", "kind")
+NODE = (*ALWAYS, "kube-scheduler", "kubelet", "kube-proxy", "coredns", "pause")

@@ -38,7 +38,8 @@ def running(kubeconfig: Path) -> Iterator[Cluster]:
         Unavailable: when kubectl or helm is missing.
         Failed: when the cluster does not answer, with what kubectl said.
     """
-    kubectl = Kubectl((str(cache.program("kubectl")),), kubeconfig)
+    programs = cache.require("kubectl", "helm")
+    kubectl = Kubectl((str(programs / "kubectl"),), kubeconfig)
     kubectl("get", "--raw=/readyz", timeout=30)
-    helm = Helm((str(cache.program("helm")),), kubeconfig)
+    helm = Helm((str(programs / "helm"),), kubeconfig)
     yield Cluster(f"the cluster of {kubeconfig}", kubectl, helm, (), None, None)

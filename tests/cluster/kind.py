@@ -66,7 +66,8 @@ def running(state: Path) -> Iterator[Cluster]:
         Failed: when kind does not bring it up, with what it said.
     """
     require_engine()
-    kind, kubectl, helm = (str(cache.program(name)) for name in ("kind", "kubectl", "helm"))
+    programs = cache.require("kind", "kubectl", "helm")
+    kind, kubectl, helm = (str(programs / name) for name in ("kind", "kubectl", "helm"))
     kubeconfig, config = state / "kubeconfig", state / "kind.yaml"
     store = cache.model_store()
     store.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster import build, cache, components, existing, kind, node, packages
+from cluster import build, components, existing, kind, node, packages
 from cluster.errors import Unavailable
 from cluster.seam import Cluster
 
@@ -21,12 +21,8 @@ def prepare() -> None:
         Unavailable: when this machine can have no cluster with nodes, once the API server's programs are there.
         Failed: when a build or an installation fails.
     """
-    build.build(components.API_SERVER)
-    if existing.named():
-        build.build(cache.not_found(components.EXISTING))
-    elif _engine_runs():
-        build.build(cache.not_found(components.KIND))
-    else:
+    build.build(components.ALWAYS)
+    if not existing.named() and not _engine_runs():
         _require_own_node()
         build.build(components.NODE)
         packages.install()

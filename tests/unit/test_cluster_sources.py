@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
-from cluster import kind, node, sources
+from cluster import cache, kind, node, sources
 from cluster.errors import Failed, Unavailable
 from cluster.hostroot import SOURCE_TREE, HostRoot
 
@@ -20,22 +21,26 @@ echo "$(basename "$0") $*" >> "{log}"
 case " $* " in *" {failing} "*) echo "it does not work" >&2; exit 1;; esac
 """
 
+BUILT = ("kind", "kubectl", "helm")  # the others come from PATH
+
 Install = Callable[..., Path]
 
 
 @pytest.fixture
 def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """A function that puts stand-ins on PATH, alone there, and returns the log of their calls."""
-    programs, log = tmp_path / "programs", tmp_path / "log"
+    """A function that puts stand-ins on PATH or into an otherwise empty cache, and returns the log of their calls."""
+    programs, built, log = tmp_path / "programs", tmp_path / "cache" / f"kube-{cache.KUBERNETES}", tmp_path / "log"
     programs.mkdir()
+    built.mkdir(parents=True)
     log.touch()
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("PACELINE_TEST_KUBECONFIG", raising=False)
 
     def install(*names: str, failing: str = "-") -> Path:
         for name in names:
-            (programs / name).write_text(STAND_IN.format(log=log, failing=failing))
-            (programs / name).chmod(0o755)
+            program = (built if name in BUILT else programs) / name
+            program.write_text(STAND_IN.format(log=log, failing=failing))
+            program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
         return log
 
@@ -90,6 +95,21 @@ def test_kinds_node_sees_this_machines_folders_under_one_root() -> None:
     assert [volume["hostPath"]["path"] for volume in volumes] == [
         mount["containerPath"] for mount in node_config["extraMounts"]
     ]
+
+
+def test_kind_itself_can_read_its_configuration(tmp_path: Path) -> None:
+    """Kind refuses unknown fields before it asks for an engine, and there is none at this address."""
+    try:
+        program = cache.require("kind") / "kind"
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    config = tmp_path / "kind.yaml"
+    config.write_text(kind.configuration([Path("/usr")]))
+    command = [program, "create", "cluster", f"--name={kind.NAME}-unread", f"--config={config}"]
+    nowhere = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/absent", "KIND_EXPERIMENTAL_PROVIDER": "docker"}
+    said = subprocess.run(command, env=nowhere, capture_output=True, text=True, check=False).stderr
+    assert "ERROR: failed to create cluster" in said
+    assert "decode config" not in said
 
 
 def test_the_users_cluster_goes_before_an_engine(
