@@ -1,0 +1,88 @@
+"""What the two generating endpoints differ in, as a seam: reading a request and the shapes of an answer.
+
+`chat` and `completions` implement it; `service` drives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from paceline_server.engine.interface import FinishReason
+from paceline_server.gateway.exchange import Exchange
+from paceline_server.gateway.model_text import ModelText
+from paceline_server.gateway.requests import GenerationFields
+
+Json = dict[str, Any]
+Fields = TypeVar("Fields", bound=GenerationFields)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every chunk of an answer repeats."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    def json(self, kind: str) -> Json:
+        """The fields of the head, in an object of this kind."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+
+class Endpoint(Protocol[Fields]):
+    """One generating endpoint.
+
+    Attributes:
+        fields: the model of its requests.
+        id_prefix: of the ids of its answers.
+        kind: `object` of a whole answer.
+        chunk_kind: `object` of a chunk.
+        prompt_field: where the prompt is, for errors.
+        continues_prompt: the answer goes on from the prompt's text instead of standing alone.
+    """
+
+    fields: type[Fields]
+    id_prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+    prompt_field: ClassVar[str]
+    continues_prompt: ClassVar[bool]
+
+    async def encode(self, fields: Fields, text: ModelText) -> Sequence[int]:
+        """The prompt's token ids."""
+        ...
+
+    def opening(self) -> list[Json]:
+        """Choices that open a stream, one chunk each."""
+        ...
+
+    def piece(self, text: str) -> Json:
+        """The choice of a chunk that carries text."""
+        ...
+
+    def closing(self, finish: FinishReason) -> Json:
+        """The choice of a stream's last chunk."""
+        ...
+
+    def whole(self, text: str, finish: FinishReason) -> Json:
+        """The choice of a whole answer."""
+        ...
+
+
+def usage(exchange: Exchange) -> Json:
+    """The `usage` object of an answer."""
+    return {
+        "prompt_tokens": exchange.prompt_tokens,
+        "completion_tokens": exchange.completion_tokens,
+        "total_tokens": exchange.prompt_tokens + exchange.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": exchange.cached_tokens},
+    }

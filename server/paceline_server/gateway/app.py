@@ -1,0 +1,63 @@
+"""The gateway as an aiohttp application. Made by `serve`, and by tests.
+
+No application exists at import time: `create_app` makes one around a configuration and an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from aiohttp import web
+
+from paceline_server.config import ServerConfig
+from paceline_server.engine.interface import Engine
+from paceline_server.gateway import health, models
+from paceline_server.gateway.answers import Endpoint
+from paceline_server.gateway.chat import ChatEndpoint
+from paceline_server.gateway.completions import CompletionEndpoint
+from paceline_server.gateway.middleware import exchange
+from paceline_server.gateway.service import answer
+from paceline_server.gateway.state import GATEWAY, Gateway
+
+TEXT_TASK = web.AppKey("text_task", asyncio.Task[None])
+"""Follows the engine's model; ends with an error when its tokenizer cannot be used."""
+
+
+def create_app(config: ServerConfig, engine: Engine) -> web.Application:
+    """The application of one server; must be run with `handler_cancellation=True`."""
+    app = web.Application(middlewares=[exchange], client_max_size=0)  # `limits` bounds bodies
+    app[GATEWAY] = Gateway(config, engine)
+    app.cleanup_ctx.append(_follow_model)
+    app.add_routes(
+        [
+            web.get("/healthz", health.healthz),
+            web.get("/readyz", health.readyz),
+            web.post("/drain", health.drain),
+            web.get("/metrics", health.metrics),
+            web.get("/v1/models", models.list_models),
+            web.get("/v1/models/{name:.+}", models.get_model),
+            web.post("/v1/chat/completions", _handler(ChatEndpoint())),
+            web.post("/v1/completions", _handler(CompletionEndpoint())),
+        ]
+    )
+    return app
+
+
+def _handler(endpoint: Endpoint[Any]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return await answer(request, endpoint)
+
+    return handle
+
+
+async def _follow_model(app: web.Application) -> AsyncIterator[None]:
+    gateway = app[GATEWAY]
+    task = app[TEXT_TASK] = asyncio.create_task(gateway.texts.run(), name="follow the engine's model")
+    yield
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await asyncio.wait([task])
+    gateway.workers.shutdown(wait=False, cancel_futures=True)

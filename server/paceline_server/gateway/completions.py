@@ -1,0 +1,61 @@
+"""POST /v1/completions: a prompt as it is, and its continuation. Driven by `service`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from paceline_server.engine.interface import FinishReason
+from paceline_server.errors import InvalidRequest
+from paceline_server.gateway.answers import Json
+from paceline_server.gateway.model_text import ModelText
+from paceline_server.gateway.requests import CompletionRequest
+
+
+class CompletionEndpoint:
+    """Implements `answers.Endpoint`."""
+
+    fields = CompletionRequest
+    id_prefix: ClassVar[str] = "cmpl-"
+    kind: ClassVar[str] = "text_completion"
+    chunk_kind: ClassVar[str] = "text_completion"
+    prompt_field: ClassVar[str] = "prompt"
+    continues_prompt: ClassVar[bool] = True
+
+    async def encode(self, fields: CompletionRequest, text: ModelText) -> Sequence[int]:
+        """The prompt's token ids.
+
+        Raises:
+            InvalidRequest: no tokens, or ids outside the vocabulary.
+        """
+        if isinstance(fields.prompt, str):
+            ids: Sequence[int] = await text.encode_prompt(fields.prompt)
+        else:
+            ids = fields.prompt
+            if max(ids) >= text.info.vocab_size:
+                raise InvalidRequest(
+                    f"prompt: the model's token ids go from 0 to {text.info.vocab_size - 1}", param="prompt"
+                )
+        if not ids:
+            raise InvalidRequest("prompt: it has no tokens", param="prompt")
+        return ids
+
+    def opening(self) -> list[Json]:
+        """Text begins with the first piece."""
+        return []
+
+    def piece(self, text: str) -> Json:
+        """New text of the continuation."""
+        return _choice(text, None)
+
+    def closing(self, finish: FinishReason) -> Json:
+        """Empty text with the reason."""
+        return _choice("", finish)
+
+    def whole(self, text: str, finish: FinishReason) -> Json:
+        """The whole continuation."""
+        return _choice(text, finish)
+
+
+def _choice(text: str, finish: FinishReason | None) -> Json:
+    return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish}

@@ -1,0 +1,61 @@
+"""How many tokens a request may generate, by the model's context and the KV pool. Called by `service`.
+
+The choices, also in docs/reference/api.md: a prompt must leave room for one token. `max_tokens` above the context
+length is refused; one that reaches past the end only together with the prompt is cut to what is left.
+"""
+
+from __future__ import annotations
+
+from paceline_server.engine.interface import ModelInfo
+from paceline_server.errors import ContextLengthExceeded
+
+
+def refuse_limit_beyond_context(asked: int | None, field: str, info: ModelInfo) -> None:
+    """Refuse, before anything is tokenised, an output limit that no prompt could leave room for.
+
+    Raises:
+        ContextLengthExceeded: more output than the context is long.
+    """
+    if asked is not None and asked > info.max_model_len:
+        shown = str(asked) if asked < 10**18 else "far more"
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {info.max_model_len} tokens. However, {field} asks for {shown}.",
+            param=field,
+        )
+
+
+def output_tokens(prompt_tokens: int, asked: int | None, info: ModelInfo, *, reject_on_oom: bool) -> int:
+    """Tokens that may be generated, at least 1; prompt and output never exceed the context.
+
+    Args:
+        asked: the client's limit, or None.
+        reject_on_oom: refuse what would not fit the KV pool if the output became as long as it may.
+
+    Raises:
+        ContextLengthExceeded: the prompt leaves no room for a token, or it does not fit the KV pool.
+    """
+    pool = info.kv_capacity_tokens
+    room = min(info.max_model_len, pool) - prompt_tokens
+    if room < 1:
+        raise ContextLengthExceeded(_too_long(prompt_tokens, info))
+    if asked is None:
+        return room
+    output = min(asked, info.max_model_len - prompt_tokens)
+    if reject_on_oom and prompt_tokens + output > pool:
+        raise ContextLengthExceeded(
+            f"The KV cache of this server holds {pool} tokens. However, you asked for {prompt_tokens + output} tokens "
+            f"({prompt_tokens} in the prompt, {output} in the answer). Shorten one of them."
+        )
+    return output
+
+
+def _too_long(prompt_tokens: int, info: ModelInfo) -> str:
+    limit = min(info.max_model_len, info.kv_capacity_tokens)
+    name = (
+        "This model's maximum context length is" if limit == info.max_model_len else "The KV cache of this server holds"
+    )
+    least = prompt_tokens + 1
+    return (
+        f"{name} {limit} tokens. However, you asked for at least {least} tokens ({prompt_tokens} in the prompt, "
+        "1 in the answer). Shorten the prompt."
+    )

@@ -1,0 +1,123 @@
+"""Types of request fields: what one value may be. Used by `requests`.
+
+Lengths are looked at before elements, and by these validators instead of pydantic's: a union would try a list of a
+million strings against every member and keep a mistake for each element.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator
+from pydantic_core import PydanticCustomError
+
+MAX_STOPS = 4  # as in the OpenAI reference
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_LABEL_CHARS = 512
+MAX_METADATA = 16  # pairs, as in the OpenAI reference
+
+
+def only(*harmless: Any) -> AfterValidator:
+    """A field that is not supported yet: null and the `harmless` values change nothing, others are refused."""
+    listed = " or ".join([*map(json.dumps, harmless), "null"])
+
+    def check(value: Any) -> Any:
+        if value is None or any(_same(value, fine) for fine in harmless):
+            return value
+        text = f"is not supported yet; leave it out or send {listed}"
+        raise PydanticCustomError("unsupported", "{text}", {"text": text})
+
+    return AfterValidator(check)
+
+
+def label(value: Any) -> Any:
+    """A short string that means something to the client only."""
+    if value is not None and not (isinstance(value, str) and len(value) <= MAX_LABEL_CHARS):
+        raise _mistake(f"must be a string of at most {MAX_LABEL_CHARS} characters")
+    return value
+
+
+def labels(value: Any) -> Any:
+    """A few labels by name."""
+    if value is None:
+        return value
+    if not isinstance(value, dict) or len(value) > MAX_METADATA:
+        raise _mistake(f"must be an object of at most {MAX_METADATA} strings")
+    for item in value.values():
+        label(item)
+    return value
+
+
+def stop_strings(value: Any) -> tuple[str, ...]:
+    """Stop strings: one, or a list."""
+    if value is None:
+        return ()
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list) or len(given) > MAX_STOPS:
+        raise _mistake(f"must be a string or a list of at most {MAX_STOPS} strings")
+    for stop in given:
+        if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP_CHARS:
+            raise _mistake(f"each must be a string of 1 to {MAX_STOP_CHARS} characters")
+    return tuple(given)
+
+
+def stop_tokens(value: Any) -> tuple[int, ...]:
+    """Token ids that end a sequence."""
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) > MAX_STOP_TOKEN_IDS:
+        raise _mistake(f"must be a list of at most {MAX_STOP_TOKEN_IDS} token ids")
+    return _token_ids(value)
+
+
+def one_prompt(value: Any) -> str | tuple[int, ...]:
+    """One prompt: a text, a list of token ids, or a list that holds one of these."""
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        if len(value) > 1:
+            raise _mistake(f"only one prompt per request is supported so far, not {len(value)}")
+        value = value[0]
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise _mistake("must be a string or a list of token ids, and not empty")
+    return _token_ids(value)
+
+
+def message_text(value: Any) -> str | None:
+    """A message's text; parts are joined with a newline, as most servers do for templates that take text only."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise _mistake("must be a string or a list of text parts, and not empty")
+    return "\n".join(map(_part, value))
+
+
+Label = Annotated[str | None, BeforeValidator(label)]
+Unsupported = Annotated[Any, only()]
+
+
+def _part(part: Any) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text":
+        raise _mistake("each part must be an object of type text; others are not supported yet")
+    text = part.get("text")
+    if set(part) != {"type", "text"} or not isinstance(text, str):
+        raise _mistake("a text part must be an object with exactly type and text, a string")
+    return text
+
+
+def _token_ids(value: list[Any]) -> tuple[int, ...]:
+    """Integers; whether the vocabulary has them is for those to say who know it."""
+    if not all(type(item) is int and item >= 0 for item in value):
+        raise _mistake("each must be an integer that is not negative")
+    return tuple(value)
+
+
+def _same(value: Any, fine: Any) -> bool:
+    """Equality as JSON sees it: true is not 1."""
+    return bool(value == fine) and isinstance(value, bool) == isinstance(fine, bool)
+
+
+def _mistake(text: str) -> PydanticCustomError:
+    return PydanticCustomError("value", "{text}", {"text": text})

@@ -1,0 +1,57 @@
+"""The probes and the drain hook. Used by `app`; read by Kubernetes, by `paceline up` and by the operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from paceline_server.gateway.metrics import CONTENT_TYPE
+from paceline_server.gateway.state import GATEWAY, Gateway
+
+STEP_AGE_LIMIT_SECONDS = 120.0
+"""A step loop without a sign of life for longer hangs. The slowest honest step, a full prefill on a CPU, takes less."""
+
+
+async def healthz(request: web.Request) -> web.Response:
+    """200 while this process answers and the engine's step loop moves; load does not matter."""
+    age = request.app[GATEWAY].engine.status.step_age
+    if age is not None and age > STEP_AGE_LIMIT_SECONDS:
+        return web.json_response(
+            {"healthy": False, "message": f"the step loop has not moved for {age:.0f} s"}, status=503
+        )
+    return web.json_response({"healthy": True})
+
+
+async def readyz(request: web.Request) -> web.Response:
+    """200 when requests are taken; the body says how far the start is."""
+    gateway = request.app[GATEWAY]
+    return web.json_response(_readiness(gateway), status=200 if gateway.ready else 503)
+
+
+async def drain(request: web.Request) -> web.Response:
+    """Begin to drain. Answers at once; the process ends when the running requests have."""
+    gateway = request.app[GATEWAY]
+    gateway.drain.begin()
+    return web.json_response({"draining": True, "running": gateway.drain.running}, status=202)
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Prometheus' text format."""
+    return web.Response(body=request.app[GATEWAY].metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _readiness(gateway: Gateway) -> dict[str, Any]:
+    status = gateway.engine.status
+    reason, message = status.reason, status.message
+    if gateway.drain.begun:
+        reason, message = "Draining", f"{gateway.drain.running} requests are being finished; no new ones are taken"
+    elif status.ready and gateway.texts.text is None:
+        reason, message = "Loading", "the tokenizer is being loaded"
+    return {
+        "ready": gateway.ready,
+        "phase": status.phase,
+        "phases": [{"name": phase.name, "seconds": phase.seconds} for phase in status.phases],
+        "reason": reason,
+        "message": message,
+    }

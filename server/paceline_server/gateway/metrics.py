@@ -1,0 +1,161 @@
+"""What /metrics tells: the gateway's own counts and times, and the engine's numbers. Used by the whole package.
+
+Names are `paceline_*` in seconds and tokens; the ones that other tools read (`vllm:*`) are exported beside them. The
+operator's adapter reads some of them: docs/reference/metrics.md and tests/contract hold them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from paceline_server.engine.interface import Engine, EngineStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+OUTCOMES = ("completed", "refused", "cancelled", "failed")
+REJECTIONS = (
+    "invalid_request",
+    "context_length_exceeded",
+    "not_served",
+    "payload_too_large",
+    "request_timeout",
+    "overloaded",
+    "draining",
+    "engine_unavailable",
+)
+
+# Dense where objectives are set: the adapter interpolates a p95 between these bounds.
+_LATENCY_BUCKETS = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 7.5,
+    10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 300.0, 600.0,
+)  # fmt: skip
+_TOKEN_BUCKETS = (
+    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3,
+    0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+
+
+class GatewayMetrics:
+    """The metrics of one server, in a registry of their own.
+
+    Args:
+        model: label of the `vllm:*` aliases.
+    """
+
+    def __init__(self, engine: Engine, model: str) -> None:
+        self._registry = CollectorRegistry()
+        self.ttft = self._histogram("paceline_ttft_seconds", "From a request's arrival to its first token")
+        self.inter_token = self._histogram(
+            "paceline_inter_token_latency_seconds", "Between two tokens of a request", _TOKEN_BUCKETS
+        )
+        self.time_per_output_token = self._histogram(
+            "paceline_time_per_output_token_seconds", "Mean time per token after the first, by request", _TOKEN_BUCKETS
+        )
+        self.e2e = self._histogram("paceline_e2e_latency_seconds", "From a request's arrival to its last token")
+        self.queue_time = self._histogram(
+            "paceline_queue_time_seconds", "From the engine's receipt of a request to its first scheduling"
+        )
+        self.prompt_tokens = self._counter("paceline_prompt_tokens", "Prompt tokens of requests that started")
+        self.generation_tokens = self._counter("paceline_generation_tokens", "Tokens generated and counted")
+        self.requests = self._counter("paceline_requests", "Requests to generate, by outcome", "outcome", OUTCOMES)
+        self.rejections = self._counter("paceline_rejections", "Requests refused, by reason", "reason", REJECTIONS)
+        self.cancellations = self._counter("paceline_cancellations", "Requests whose client went away")
+        self._registry.register(_EngineNumbers(engine))
+        self._registry.register(_Aliases(engine, self.ttft, model))
+
+    def exposition(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...] = _LATENCY_BUCKETS) -> Histogram:
+        return Histogram(name, about, buckets=buckets, registry=self._registry)
+
+    def _counter(self, name: str, about: str, label: str | None = None, values: Iterable[str] = ()) -> Counter:
+        counter = Counter(name, about, [label] if label else [], registry=self._registry)
+        for value in values:
+            counter.labels(value)  # a series that is there from the start shows its first increase
+        return counter
+
+
+class _EngineNumbers(Collector):
+    """The engine's newest statistics, read when scraped."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._engine.status
+        yield GaugeMetricFamily(
+            "paceline_ready", "1 while the engine is warmed up and answers", value=float(status.ready)
+        )
+        startup = GaugeMetricFamily("paceline_startup_seconds", "Duration of a start-up phase", labels=["phase"])
+        for phase in status.phases:
+            if phase.seconds is not None:
+                startup.add_metric([phase.name], phase.seconds)
+        yield startup
+        yield from _gauges(self._engine.stats)
+        yield from _counters(self._engine.stats)
+        yield CounterMetricFamily(
+            "paceline_engine_restarts", "Times that a lost engine was started again", value=self._engine.restarts
+        )
+
+
+def _gauges(stats: EngineStats) -> Iterable[Metric]:
+    for name, about, value in (
+        ("paceline_requests_waiting", "Requests that wait to be scheduled", stats.waiting),
+        ("paceline_requests_running", "Requests that hold KV blocks", stats.running),
+        ("paceline_kv_cache_usage_ratio", "Share of the KV blocks in use by running requests", stats.kv_usage),
+        ("paceline_waiting_tokens", "Tokens to compute of the requests that wait", stats.waiting_tokens),
+        ("paceline_oldest_waiting_seconds", "Age of the request that has waited longest", stats.oldest_waiting_seconds),
+        ("paceline_batch_sequences", "Sequences in the last step", stats.batch_sequences),
+        ("paceline_batch_tokens", "Tokens in the last step", stats.batch_tokens),
+    ):
+        yield GaugeMetricFamily(name, about, value=float(value))
+
+
+def _counters(stats: EngineStats) -> Iterable[Metric]:
+    for name, about, value in (
+        ("paceline_preemptions", "Running requests put back for want of KV blocks", stats.preemptions),
+        ("paceline_steps", "Steps of the engine", stats.steps),
+        ("paceline_computed_tokens", "Tokens computed, prompt and output", stats.computed_tokens),
+        ("paceline_prefix_queried_tokens", "Prompt tokens looked up in the prefix cache", stats.prefix_queried_tokens),
+        ("paceline_prefix_hit_tokens", "Prompt tokens found in the prefix cache", stats.prefix_hit_tokens),
+    ):
+        yield CounterMetricFamily(name, about, value=value)
+    stages = CounterMetricFamily("paceline_step_stage_seconds", "Time of the step loop by stage", labels=["stage"])
+    for stage, seconds in stats.stage_seconds.items():
+        stages.add_metric([stage], seconds)
+    yield stages
+
+
+class _Aliases(Collector):
+    """The same numbers under the names that Gateway API Inference Extension, KEDA recipes and dashboards read."""
+
+    def __init__(self, engine: Engine, ttft: Histogram, model: str) -> None:
+        self._engine = engine
+        self._ttft = ttft
+        self._labels = {"model_name": model}
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._engine.stats
+        for name, about, value in (
+            ("vllm:num_requests_waiting", "Alias of paceline_requests_waiting", stats.waiting),
+            ("vllm:num_requests_running", "Alias of paceline_requests_running", stats.running),
+            ("vllm:kv_cache_usage_perc", "Alias of paceline_kv_cache_usage_ratio", stats.kv_usage),
+        ):
+            gauge = GaugeMetricFamily(name, about, labels=list(self._labels))
+            gauge.add_metric(list(self._labels.values()), float(value))
+            yield gauge
+        for metric in self._ttft.collect():
+            yield self._renamed(metric, "vllm:time_to_first_token_seconds")
+
+    def _renamed(self, metric: Metric, name: str) -> Metric:
+        alias = Metric(name, f"Alias of {metric.name}", metric.type)
+        for sample in metric.samples:
+            suffix = sample.name.removeprefix(metric.name)
+            alias.add_sample(name + suffix, {**sample.labels, **self._labels}, sample.value)
+        return alias

@@ -1,0 +1,137 @@
+"""The text side of the model that the engine loaded: tokenizer and chat template. Called by `app` and `service`.
+
+The engine says which folder it loaded; what is read from there is kept until it names another folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from paceline_server.engine.interface import Engine, ModelInfo
+from paceline_server.errors import InvalidRequest
+from paceline_server.gateway.templates import ChatTemplate, TemplateRenderer, find_template
+from paceline_server.gateway.tokenizer import ModelTokenizer
+
+log = logging.getLogger("paceline.gateway")
+
+_POLL_SECONDS = 0.05  # until the engine has named its model
+_RECHECK_SECONDS = 1.0
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    """How one model's text becomes token ids and back.
+
+    Attributes:
+        workers: threads for tokenising.
+        renderer: None where the model has no chat template.
+    """
+
+    info: ModelInfo
+    tokenizer: ModelTokenizer
+    renderer: TemplateRenderer | None
+    workers: Executor
+
+    async def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a plain prompt.
+
+        Raises:
+            InvalidRequest: too long for any context.
+        """
+        self.tokenizer.refuse_hopeless(len(text), self.info.max_model_len, "prompt")
+        return await self._in_worker(lambda: self.tokenizer.encode_text(text))
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a chat, up to the opening of the assistant's turn.
+
+        Raises:
+            InvalidRequest: the model has no chat template, or the template refuses the messages, or they are too long
+                for any context.
+        """
+        if self.renderer is None:
+            raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
+        limit = self.info.max_model_len
+        self.tokenizer.refuse_hopeless(sum(len(message["content"]) for message in messages), limit, "messages")
+        mark, guarded = await self._in_worker(lambda: self._guard(messages))
+        rendered = await self.renderer.render(guarded, self.tokenizer.chars_that_fit(limit))
+        return await self._in_worker(lambda: self.tokenizer.encode_chat(rendered, mark))
+
+    async def close(self) -> None:
+        """End the template's helper processes."""
+        if self.renderer is not None:
+            await self.renderer.close()
+
+    def _guard(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, list[dict[str, str]]]:
+        """The messages with special tokens in the user's text marked; the role is from a fixed list."""
+        special = self.tokenizer.special
+        mark = special.mark_for(value for message in messages for value in message.values())
+        return mark, [
+            {key: value if key == "role" else special.guard(value, mark) for key, value in message.items()}
+            for message in messages
+        ]
+
+    async def _in_worker(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self.workers, work)
+
+
+class TextKeeper:
+    """Keeps `text` in step with the engine.
+
+    Args:
+        helpers: renderer processes per template.
+
+    Attributes:
+        text: None until the engine has named its model and its text side is loaded.
+        loaded: set from then on.
+    """
+
+    def __init__(self, engine: Engine, workers: Executor, helpers: int) -> None:
+        self._engine = engine
+        self._workers = workers
+        self._helpers = helpers
+        self.text: ModelText | None = None
+        self.loaded = asyncio.Event()
+
+    async def run(self) -> None:
+        """Follow the engine until cancelled.
+
+        Raises:
+            ModelUnsupported: the folder's tokenizer cannot be used.
+        """
+        try:
+            while True:
+                info = self._engine.info
+                if info is not None and (self.text is None or self.text.info.folder != info.folder):
+                    await self._load(info)
+                await asyncio.sleep(_POLL_SECONDS if self.text is None else _RECHECK_SECONDS)
+        finally:
+            if self.text is not None:
+                await self.text.close()
+
+    async def _load(self, info: ModelInfo) -> None:
+        loop = asyncio.get_running_loop()
+        folder = Path(info.folder)
+        tokenizer = await loop.run_in_executor(self._workers, ModelTokenizer.load, folder)
+        template = await loop.run_in_executor(self._workers, find_template, folder)
+        renderer = None if template is None else await self._start(template)
+        old, self.text = self.text, ModelText(info, tokenizer, renderer, self._workers)
+        self.loaded.set()
+        if old is not None:
+            await old.close()
+
+    async def _start(self, template: ChatTemplate) -> TemplateRenderer:
+        """Render once, so that the first chat does not wait for a process and a broken template is in the log early."""
+        renderer = TemplateRenderer(template, self._helpers)
+        try:
+            await renderer.render([{"role": "user", "content": "Hi"}], max_chars=1 << 20)
+        except InvalidRequest as error:
+            log.warning("the chat template failed on a greeting: %s", error)
+        return renderer

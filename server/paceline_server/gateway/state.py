@@ -1,0 +1,91 @@
+"""What the gateway's handlers share, under one key of the application. Made by `app`, read by the handlers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from time import time
+
+from aiohttp import web
+
+from paceline_server.config import ServerConfig
+from paceline_server.engine.interface import Engine, ModelInfo
+from paceline_server.errors import EngineUnavailable, NotServed
+from paceline_server.gateway.backpressure import Backpressure
+from paceline_server.gateway.drain import Drain
+from paceline_server.gateway.limits import BodyReader
+from paceline_server.gateway.metrics import GatewayMetrics
+from paceline_server.gateway.model_text import ModelText, TextKeeper
+
+_RETRY_AFTER_SECONDS = 5.0
+
+
+class Gateway:
+    """One server's gateway: its configuration, the engine, and what stands between."""
+
+    def __init__(self, config: ServerConfig, engine: Engine) -> None:
+        gateway = config.gateway
+        self.config = config
+        self.engine = engine
+        self.names = served_names(config)
+        self.created = int(time())
+        self.metrics = GatewayMetrics(engine, self.names[0])
+        self.drain = Drain(gateway.drain_seconds)
+        self.bodies = BodyReader(gateway.max_body_bytes)
+        self.backpressure = Backpressure(
+            gateway.backpressure, config.batching.max_batch_size, stats=lambda: engine.stats
+        )
+        self.workers = ThreadPoolExecutor(gateway.worker_threads, thread_name_prefix="gateway-worker")
+        self.texts = TextKeeper(engine, self.workers, helpers=gateway.worker_threads)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be taken: the engine is warmed up and its tokenizer is loaded."""
+        return self.engine.status.ready and self.texts.text is not None and not self.drain.begun
+
+    def require_text(self) -> ModelText:
+        """The model's text side, when requests can be served.
+
+        Raises:
+            EngineUnavailable: the engine or the tokenizer is not ready.
+        """
+        text = self.texts.text
+        if text is None or not self.engine.status.ready:
+            raise EngineUnavailable(
+                f"the server is not ready: {self.engine.status.message}; try again", retry_after=_RETRY_AFTER_SECONDS
+            )
+        return text
+
+    def require_model(self, name: str) -> None:
+        """Check the model that a request names.
+
+        Raises:
+            NotServed: it is not one of ours.
+        """
+        if name not in self.names:
+            raise NotServed(
+                f"the model {name[:128]!r} is not served here; served is: {', '.join(self.names)}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def fingerprint(self, info: ModelInfo) -> str:
+        """`system_fingerprint`: changes with whatever may change a seeded answer."""
+        config = self.config.model_dump(mode="json", include={"engine", "batching", "kv_cache"})
+        facts = json.dumps([config, asdict(info)], sort_keys=True)
+        return "fp_" + hashlib.sha256(facts.encode()).hexdigest()[:12]
+
+
+GATEWAY = web.AppKey("gateway", Gateway)
+
+
+def served_names(config: ServerConfig) -> tuple[str, ...]:
+    """The names that clients may use: the configured ones, else the model's own (ORG/NAME, or the folder's name)."""
+    if config.engine.served_model_names:
+        return config.engine.served_model_names
+    path = config.engine.model_path
+    if path.startswith("hf://"):
+        return (path.removeprefix("hf://").split("@")[0],)
+    return (path.rstrip("/").rsplit("/", maxsplit=1)[-1],)
