@@ -3,6 +3,7 @@
     PacelineError
     ├── InvalidSpec        the LLMService cannot be rendered; carries every mistake with its path
     ├── ChildRefused       the API server refused a child object; carries which one and why
+    ├── RequestRefused     the API server refused any other request; carries its status and words
     ├── StaleObservation   an object changed between observe and execute; observe again
     ├── ClusterUnavailable the API server cannot be reached or answers 5xx/429; try later
     └── LeaseLost          another operator holds the lease; this process must end
@@ -47,6 +48,14 @@ class ChildRefused(PacelineError):
         self.kind = kind
         self.name = name
         self.detail = detail
+
+
+class RequestRefused(PacelineError):
+    """The API server will not do this, however often it is asked: invalid (400, 422) or forbidden (401, 403)."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class StaleObservation(PacelineError):

@@ -61,7 +61,7 @@ def make_pod(deployment: Manifest, name: str = "pod-0", *, ready: bool = False, 
 class FakeCluster:
     """Carries plans out on dictionaries as an API server would, and remembers them.
 
-    Tests change `services`, `pods`, `warnings` and `load` as users, kubelets and schedulers do; no Deployment makes pods.
+    Tests change `services`, `pods`, `warnings` and `load` as users, kubelets and schedulers do.
     """
 
     def __init__(self, *services: Manifest) -> None:

@@ -1,0 +1,132 @@
+"""kopf's side of the operator: watches in, keys out. The one module that knows kopf.
+
+Only `on.event` handlers are used: they put neither finalizers nor annotations on objects, so that an uninstalled
+operator leaves nothing that hangs. What happened does not matter, only to whom: `reconcile` looks for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import kopf
+
+from paceline_operator import names
+from paceline_operator.cluster import Key
+from paceline_operator.kube import Credentials
+
+# kopf logs every event that it hands over; what we do about them is ours to log.
+logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+
+_CHILD_RESOURCES: Final = (
+    ("v1", "configmaps"),
+    ("v1", "services"),
+    ("apps", "v1", "deployments"),
+    ("autoscaling", "v2", "horizontalpodautoscalers"),
+)
+_OURS: Final[Mapping[str, str]] = MappingProxyType({names.LABEL_MANAGED_BY: names.LABEL_MANAGED_BY_VALUE})
+
+# A watch ends by itself now and then, and is given up when nothing at all arrives, so that a connection that was cut
+# without a word is noticed within about a minute.
+_SERVER_TIMEOUT: Final = 240  # seconds
+_CLIENT_TIMEOUT: Final = 300  # seconds
+_CONNECT_TIMEOUT: Final = 10  # seconds
+_REQUEST_TIMEOUT: Final = 60  # seconds
+
+
+async def watch(
+    namespaces: tuple[str, ...], enqueue: Callable[[Key], None], login: Callable[[], Awaitable[Credentials]]
+) -> None:
+    """Watch services, their children and their pods until cancelled, and name the service that each event concerns.
+
+    Raises what kopf cannot recover from. kopf gets a thread and an event loop of its own: it takes over the signals of
+    the main thread, and at its end it cancels every task of its loop that it did not find there at its start.
+    """
+    loop = asyncio.get_running_loop()
+    stop = threading.Event()
+
+    def enqueue_from_thread(key: Key) -> None:
+        loop.call_soon_threadsafe(enqueue, key)
+
+    watching = asyncio.create_task(
+        asyncio.to_thread(_watch_in_thread, _registry(enqueue_from_thread, login), namespaces, stop)
+    )
+    try:
+        await asyncio.shield(watching)
+    finally:
+        stop.set()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+def _watch_in_thread(registry: Any, namespaces: tuple[str, ...], stop: threading.Event) -> None:
+    operator = kopf.operator(
+        registry=registry,
+        settings=_settings(),
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+        standalone=True,
+        stop_flag=stop,
+    )
+    asyncio.run(operator)
+
+
+def _settings() -> Any:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False  # our events are about transitions, not about kopf's log
+    settings.watching.server_timeout = _SERVER_TIMEOUT
+    settings.watching.client_timeout = _CLIENT_TIMEOUT
+    settings.watching.connect_timeout = _CONNECT_TIMEOUT
+    settings.networking.request_timeout = _REQUEST_TIMEOUT
+    return settings
+
+
+def _registry(enqueue: Callable[[Key], None], login: Callable[[], Awaitable[Credentials]]) -> Any:
+    """A registry of our own: kopf's default one is global and would keep handlers of other runs."""
+    registry = kopf.OperatorRegistry()
+
+    async def log_in(**_: Any) -> Any:
+        credentials = await login()
+        return kopf.ConnectionInfo(
+            server=credentials.server,
+            ca_path=credentials.authority,
+            token=credentials.token,
+            certificate_path=credentials.certificate,
+            private_key_path=credentials.private_key,
+            insecure=credentials.insecure,
+        )
+
+    async def service_changed(namespace: str, name: str, **_: Any) -> None:
+        enqueue(Key(namespace, name))
+
+    async def child_changed(body: Mapping[str, Any], **_: Any) -> None:
+        if key := owner_key(body["metadata"]):
+            enqueue(key)
+
+    async def pod_changed(body: Mapping[str, Any], **_: Any) -> None:
+        if key := pod_key(body["metadata"]):
+            enqueue(key)
+
+    kopf.on.login(registry=registry)(log_in)
+    kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)(service_changed)
+    for resource in _CHILD_RESOURCES:
+        kopf.on.event(*resource, id="/".join(resource), labels=_OURS, registry=registry)(child_changed)
+    kopf.on.event("v1", "pods", labels=_OURS, registry=registry)(pod_changed)
+    return registry
+
+
+def owner_key(metadata: Mapping[str, Any]) -> Key | None:
+    """The service that a child belongs to, whichever of its incarnations."""
+    for owner in metadata.get("ownerReferences", ()):
+        if owner.get("controller") and (owner["apiVersion"], owner["kind"]) == (names.API_VERSION, names.KIND):
+            return Key(metadata["namespace"], owner["name"])
+    return None
+
+
+def pod_key(metadata: Mapping[str, Any]) -> Key | None:
+    """The service that a pod says to belong to: its name may be longer than a label can carry."""
+    name = metadata.get("annotations", {}).get(names.ANNOTATION_SERVICE)
+    return Key(metadata["namespace"], name) if name else None

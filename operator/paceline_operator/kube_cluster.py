@@ -1,0 +1,181 @@
+"""The `Cluster` seam on an API server: reads what is there, carries plans out by server-side apply."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Final
+
+from paceline_operator import metrics, names
+from paceline_operator.cluster import (
+    Action,
+    Apply,
+    Delete,
+    EmitEvent,
+    Key,
+    Load,
+    Manifest,
+    Observed,
+    PatchStatus,
+    Plan,
+)
+from paceline_operator.conditions import timestamp
+from paceline_operator.errors import ChildRefused, RequestRefused, StaleObservation
+from paceline_operator.failures import is_waiting_silently
+from paceline_operator.kube import KubeClient
+
+logger = logging.getLogger(__name__)
+
+# Collections of the children, in the order of creation.
+CHILD_COLLECTIONS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
+        "Service": "/api/v1/namespaces/{namespace}/services",
+        "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
+        "HorizontalPodAutoscaler": "/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers",
+    }
+)
+_SERVICES: Final = f"/apis/{names.API_VERSION}/namespaces/{{namespace}}/{names.PLURAL}"
+_PODS: Final = "/api/v1/namespaces/{namespace}/pods"
+_EVENTS: Final = "/api/v1/namespaces/{namespace}/events"
+
+_SILENT_PODS: Final = 3  # of how many silently waiting pods events are read: they mostly wait for the same thing
+_EVENT_MESSAGE: Final = 1024  # characters, the API's own limit
+_EVENT_NAME_STEM: Final = 200  # characters of the service's name in an event's name
+
+
+class KubeCluster:
+    """Services on a Kubernetes cluster. `read_load` tells what the pods of a service last reported."""
+
+    def __init__(self, client: KubeClient, read_load: Callable[[Key], Load] = lambda _: Load()) -> None:
+        self._client = client
+        self._read_load = read_load
+        self._index: set[Key] = set()
+
+    @property
+    def index(self) -> frozenset[Key]:
+        """The services that existed when they were last looked at."""
+        return frozenset(self._index)
+
+    async def observe(self, key: Key) -> Observed:
+        """Read the service; and while it is there, its children, its pods and what hinders silently waiting pods."""
+        service = await self._client.read_object(f"{_collection(_SERVICES, key)}/{key.name}")
+        if service is None:
+            self._index.discard(key)
+            return Observed(None)
+        self._index.add(key)
+        child = names.child_name(key.name)
+        pods, *children = await asyncio.gather(
+            self._read_pods(key, child),
+            *(self._read_child(key, kind, child) for kind in CHILD_COLLECTIONS),
+        )
+        return Observed(
+            service=service,
+            children=tuple(one for found in children for one in found),
+            pods=pods,
+            warnings=await self._read_warnings(key, pods),
+            load=self._read_load(key),
+        )
+
+    async def execute(self, key: Key, plan: Plan) -> None:
+        """Carry out the plan, one action after the other."""
+        for action in plan.actions:
+            await self._execute(key, action)
+            metrics.count_action(action)
+
+    async def _execute(self, key: Key, action: Action) -> None:
+        match action:
+            case Apply(manifest, uid):
+                await self._apply(key, manifest, uid)
+            case Delete(kind=kind, name=name, uid=uid):
+                await self._client.delete_object(f"{_collection(CHILD_COLLECTIONS[kind], key)}/{name}", uid)
+            case PatchStatus(uid, status):
+                await self._patch_status(key, uid, status)
+            case EmitEvent():
+                await self._emit(key, action)
+
+    async def _apply(self, key: Key, manifest: Manifest, uid: str | None) -> None:
+        """Apply to the object that was observed; or create, without force: if one is there by now it is not ours."""
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        if uid:
+            manifest = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
+        try:
+            path = f"{_collection(CHILD_COLLECTIONS[kind], key)}/{name}"
+            await self._client.apply_object(path, manifest, force=uid is not None)
+        except RequestRefused as refusal:
+            raise ChildRefused(kind, name, str(refusal)) from refusal
+
+    async def _patch_status(self, key: Key, uid: str, status: Manifest) -> None:
+        manifest = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": {"name": key.name, "namespace": key.namespace, "uid": uid},
+            "status": status,
+        }
+        path = f"{_collection(_SERVICES, key)}/{key.name}/status"
+        await self._client.apply_object(path, manifest, force=True)
+
+    async def _emit(self, key: Key, event: EmitEvent) -> None:
+        """Post an event. One that is refused is not worth failing for: the condition says the same."""
+        try:
+            await self._client.create_object(_collection(_EVENTS, key), _event(key, event, datetime.now(UTC)))
+        except (RequestRefused, StaleObservation) as error:
+            logger.warning("%s: event %s not posted: %s", key, event.reason, error)
+
+    async def _read_child(self, key: Key, kind: str, name: str) -> tuple[Manifest, ...]:
+        child = await self._client.read_object(f"{_collection(CHILD_COLLECTIONS[kind], key)}/{name}")
+        return (child,) if child else ()
+
+    async def _read_pods(self, key: Key, deployment: str) -> tuple[Manifest, ...]:
+        """Pods with the service's label that its Deployment's ReplicaSets made; a label alone anybody can set."""
+        selector = names.selector_string(key.name)
+        pods = await self._client.list_objects(_collection(_PODS, key), selector, fresh=True)
+        return tuple(pod for pod in pods if _made_by(pod, deployment))
+
+    async def _read_warnings(self, key: Key, pods: Iterable[Manifest]) -> tuple[Manifest, ...]:
+        silent = [pod for pod in pods if is_waiting_silently(pod)][:_SILENT_PODS]
+        found = await asyncio.gather(*(self._read_pod_warnings(key, pod) for pod in silent))
+        return tuple(event for events in found for event in events)
+
+    async def _read_pod_warnings(self, key: Key, pod: Manifest) -> list[Manifest]:
+        selector = f"involvedObject.uid={pod['metadata']['uid']},type=Warning"
+        return await self._client.list_objects(_collection(_EVENTS, key), field_selector=selector)
+
+
+def _collection(template: str, key: Key) -> str:
+    return template.format(namespace=key.namespace)
+
+
+def _made_by(pod: Manifest, deployment: str) -> bool:
+    owners = pod["metadata"].get("ownerReferences", ())
+    return any(
+        owner.get("controller") and owner["kind"] == "ReplicaSet" and owner["name"].rpartition("-")[0] == deployment
+        for owner in owners
+    )
+
+
+def _event(key: Key, event: EmitEvent, now: datetime) -> Manifest:
+    moment = timestamp(now)
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{key.name[:_EVENT_NAME_STEM]}.", "namespace": key.namespace},
+        "involvedObject": {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "name": key.name,
+            "namespace": key.namespace,
+            "uid": event.uid,
+        },
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message[:_EVENT_MESSAGE],
+        "source": {"component": names.FIELD_MANAGER},
+        "reportingComponent": names.FIELD_MANAGER,
+        "firstTimestamp": moment,
+        "lastTimestamp": moment,
+        "count": 1,
+    }

@@ -1,0 +1,105 @@
+"""`paceline operator`: everything wired together, run until the process is told to end or loses its lease.
+
+Called by `cli`. Order matters: endpoints first, then the lease, and only with the lease anything that writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Coroutine
+from typing import Any
+
+import aiohttp
+
+from paceline_operator import handlers, health, metrics
+from paceline_operator.adapter.collector import Collector
+from paceline_operator.errors import PacelineError
+from paceline_operator.kube import KubeClient, NamespacedSource
+from paceline_operator.kube_cluster import KubeCluster
+from paceline_operator.lease import Lease
+from paceline_operator.load_board import LoadBoard
+from paceline_operator.queue import KeyedQueue, Worker
+from paceline_operator.reconcile import reconcile
+from paceline_operator.resync import Resync
+from paceline_operator.settings import OperatorSettings
+
+logger = logging.getLogger(__name__)
+
+_SCRAPE_CONNECTIONS = 50  # pods scraped at the same time
+
+
+def run_operator(settings: OperatorSettings) -> int:
+    """Run the operator until SIGTERM or SIGINT. Returns the exit code: 0 when told to end, 1 when it cannot go on."""
+    code = 0
+    try:
+        asyncio.run(_run(settings))
+    except* PacelineError as group:
+        code = 1
+        for error in group.exceptions:
+            logger.error("%s: %s", type(error).__name__, error)
+    return code
+
+
+async def _run(settings: OperatorSettings) -> None:
+    stop = _stop_signal()
+    async with await KubeClient.connect(settings.kubeconfig) as client:
+        resync = Resync(client, settings.namespaces, settings.resync_seconds)
+        lease = _lease(client, settings)
+        async with health.serving(
+            lambda: not resync.stale, health_port=settings.health_port, metrics_port=settings.metrics_port
+        ):
+            if not await _until(stop, lease.acquire()):
+                return
+            metrics.LEADER.set(1)
+            try:
+                await _until(stop, _act(client, settings, lease, resync))
+            finally:
+                metrics.LEADER.set(0)
+                await lease.release()
+
+
+async def _act(client: KubeClient, settings: OperatorSettings, lease: Lease, resync: Resync) -> None:
+    """Everything that is done only while the lease is held. The first part that fails takes the others with it."""
+    queue = KeyedQueue()
+    connector = aiohttp.TCPConnector(limit=_SCRAPE_CONNECTIONS)
+    async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
+        board = LoadBoard(Collector(NamespacedSource(client, settings.namespaces), session))
+        cluster = KubeCluster(client, board.read)
+        worker = Worker(queue, lambda key: reconcile(cluster, key, settings.server_image))
+        group.create_task(lease.keep())
+        group.create_task(handlers.watch(settings.namespaces, queue.add, client.credentials))
+        group.create_task(resync.run(queue.add, lambda: cluster.index))
+        group.create_task(worker.run(settings.workers))
+        group.create_task(board.run(lambda: cluster.index, queue.add))
+
+
+def _lease(client: KubeClient, settings: OperatorSettings) -> Lease:
+    identity = settings.identity or f"{socket.gethostname()}-{os.getpid()}"
+    return Lease(client, settings.lease_namespace, settings.lease_name, identity, settings.lease_seconds)
+
+
+def _stop_signal() -> asyncio.Event:
+    """An event that is set when the process is told to end."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work` until it ends or the process is told to end. Whether `work` ended by itself; raises what it raised."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        return working.done()
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
