@@ -1,6 +1,7 @@
 """Writes the files that are made from others. Run by `make generate`; a test runs it with --check.
 
 helm/paceline/templates/crd.yaml   from crds/llmservices.paceline.dev.yaml
+operator/paceline_operator/crd.yaml   the same, for `paceline status`, which prints its columns
 manifests/install.yaml             from helm/paceline, with its default values
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CRD = Path("crds/llmservices.paceline.dev.yaml")
+CRD_PACKAGED = Path("operator/paceline_operator/crd.yaml")
 CRD_TEMPLATE = Path("helm/paceline/templates/crd.yaml")
 CHART = Path("helm/paceline")
 INSTALL = Path("manifests/install.yaml")
@@ -84,7 +86,9 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    current = sync(CRD_TEMPLATE, render_crd_template((ROOT / CRD).read_text(encoding="utf-8")), check=check)
+    crd = (ROOT / CRD).read_text(encoding="utf-8")
+    current = sync(CRD_TEMPLATE, render_crd_template(crd), check=check)
+    current &= sync(CRD_PACKAGED, HEADER.format(source=CRD) + crd, check=check)
     current &= sync(INSTALL, render_install(helm), check=check)
     return 0 if current or not check else 1
 
