@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 
 from paceline_operator import names
 from paceline_operator.adapter.collector import Collector
-from paceline_operator.adapter.discover import PODS_PATH, SERVICES_PATH
+from paceline_operator.adapter.discover import PODS_PATH, SERVICES_PATH, service_path
 from paceline_operator.adapter.errors import UnknownService
 from paceline_operator.adapter.testing import FakeObjects
 from paceline_operator.cluster import Key
@@ -97,12 +97,12 @@ async def collector(source: FakeObjects, clock: Clock) -> AsyncIterator[Collecto
 
 async def test_a_round_finds_the_service_and_its_numbers(collector: Collector, pod: Pod) -> None:
     pod.running = 8
-    await collector.refresh(0)
+    await collector.refresh()
     assert (await collector.pressure(KEY)).queue_depth == 8
 
 
 async def test_reads_between_two_rounds_cost_no_scrape(collector: Collector, pod: Pod) -> None:
-    await collector.refresh(0)
+    await collector.refresh()
     for _ in range(5):
         await collector.pressure(KEY)
     assert pod.scrapes == 1
@@ -110,32 +110,39 @@ async def test_reads_between_two_rounds_cost_no_scrape(collector: Collector, pod
 
 async def test_numbers_are_trusted_after_two_rounds(collector: Collector, pod: Pod) -> None:
     assert not collector.ready
-    await collector.refresh(0)
+    await collector.refresh()
     assert not collector.ready
-    await collector.refresh(0)
+    await collector.refresh()
     assert collector.ready
 
 
-async def test_a_service_made_since_the_last_round_is_found_at_once(
-    collector: Collector, pod: Pod, source: FakeObjects, clock: Clock
+async def test_a_service_made_since_the_last_round_is_known_and_holds_its_replicas(
+    collector: Collector, pod: Pod, source: FakeObjects
 ) -> None:
-    await collector.refresh(0)
-    clock.now += 2
-    source.collections[SERVICES_PATH].append(service("new"))
-    assert (await collector.pressure(Key(KEY.namespace, "new"))).queue_depth == 0
+    await collector.refresh()
+    new = Key(KEY.namespace, "new")
+    source.put(service_path(new), service("new"))
+    pressure = await collector.pressure(new)
+    assert (pressure.queue_depth, pressure.ttft_pressure) == (0, 1.0)
 
 
-async def test_asking_for_unknown_services_costs_one_round_a_second(collector: Collector, pod: Pod) -> None:
+async def test_asking_for_unknown_services_costs_no_scrape(collector: Collector, pod: Pod) -> None:
+    await collector.refresh()
     for _ in range(10):
         with pytest.raises(UnknownService, match="default/nothing"):
             await collector.pressure(Key("default", "nothing"))
     assert pod.scrapes == 1
 
 
+async def test_a_question_before_the_first_round_waits_for_it(collector: Collector, pod: Pod) -> None:
+    pod.running = 8
+    assert (await collector.pressure(KEY)).queue_depth == 8
+
+
 async def test_a_deleted_service_is_forgotten(collector: Collector, pod: Pod, source: FakeObjects) -> None:
-    await collector.refresh(0)
+    await collector.refresh()
     source.collections[SERVICES_PATH].clear()
-    await collector.refresh(0)
+    await collector.refresh()
     assert collector._services == {}
     with pytest.raises(UnknownService):
         await collector.pressure(KEY)
@@ -145,10 +152,10 @@ async def test_a_broken_pod_leaves_its_last_numbers_and_one_line_in_the_log(
     collector: Collector, pod: Pod, caplog: pytest.LogCaptureFixture
 ) -> None:
     pod.running = 8
-    await collector.refresh(0)
+    await collector.refresh()
     pod.broken = True
     for _ in range(3):
-        await collector.refresh(0)
+        await collector.refresh()
     assert (await collector.pressure(KEY)).queue_depth == 8
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
@@ -157,16 +164,16 @@ async def test_an_api_server_that_is_down_leaves_the_last_numbers(
     collector: Collector, pod: Pod, source: FakeObjects
 ) -> None:
     pod.running = 8
-    await collector.refresh(0)
+    await collector.refresh()
     source.down = True
     with pytest.raises(ClusterUnavailable):
-        await collector.refresh(0)
+        await collector.refresh()
     assert (await collector.pressure(KEY)).queue_depth == 8
     assert not collector.stalled
 
 
 async def test_a_loop_that_does_not_move_is_stalled(collector: Collector, pod: Pod, clock: Clock) -> None:
-    await collector.refresh(0)
+    await collector.refresh()
     clock.now += 59
     assert not collector.stalled
     clock.now += 2

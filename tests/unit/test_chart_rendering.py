@@ -242,6 +242,7 @@ def rules_of(objects: Objects, component: str) -> set[tuple[str, str, str, tuple
 def test_the_adapter_may_do_what_it_does_and_nothing_else(default: Objects) -> None:
     assert discover.SERVICES_PATH == "/apis/paceline.dev/v1alpha1/llmservices"
     assert rules_of(default, "adapter") == {
+        (names.GROUP, names.PLURAL, "get", ()),
         (names.GROUP, names.PLURAL, "list", ()),
         ("", "pods", "list", ()),
         ("apiregistration.k8s.io", "apiservices", "get", ("v1beta2.custom.metrics.k8s.io",)),

@@ -21,7 +21,7 @@ from paceline_operator import names
 from paceline_operator.adapter.errors import UnknownService
 from paceline_operator.adapter.pressure import WINDOW_SECONDS, Pressure
 from paceline_operator.cluster import Key
-from paceline_operator.errors import ClusterUnavailable
+from paceline_operator.errors import ClusterUnavailable, RequestRefused
 
 GROUP_VERSION: Final = "custom.metrics.k8s.io/v1beta2"
 RESOURCE: Final = f"{names.PLURAL}.{names.GROUP}"
@@ -50,7 +50,7 @@ class LoadSource(Protocol):
         ...
 
     async def pressure(self, key: Key) -> Pressure:
-        """Load of one service. Raises UnknownService, ClusterUnavailable."""
+        """Load of one service. Raises UnknownService, ClusterUnavailable, RequestRefused."""
         ...
 
 
@@ -96,7 +96,7 @@ async def _errors_as_status(request: web.Request, handler: Handler) -> web.Strea
         return _status(error.status, error.text or error.reason)
     except UnknownService as error:
         return _status(404, str(error))
-    except ClusterUnavailable as error:
+    except (ClusterUnavailable, RequestRefused) as error:
         return _status(503, f"the API server did not list LLMServices: {error}")
     except Exception:
         logger.exception("%s %s failed", request.method, request.path)

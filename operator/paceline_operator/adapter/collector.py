@@ -14,19 +14,22 @@ from datetime import UTC, datetime
 
 import aiohttp
 
-from paceline_operator.adapter.discover import Pod, ServicePods, discover
+from paceline_operator.adapter.discover import Pod, ServicePods, discover, service_path
 from paceline_operator.adapter.errors import ScrapeError, UnknownService
-from paceline_operator.adapter.pressure import PodReport, Pressure, ServiceLoad
+from paceline_operator.adapter.pressure import HOLD, PodReport, Pressure, ServiceLoad
 from paceline_operator.adapter.scrape import Sample, scrape_all
 from paceline_operator.adapter.source import ObjectSource
 from paceline_operator.cluster import Key
-from paceline_operator.errors import ClusterUnavailable
+from paceline_operator.errors import ClusterUnavailable, RequestRefused
 
 INTERVAL_SECONDS = 5.0
 """A third of the HPA's default period: what it reads is never older than this, and a window of 60 s holds 12 rounds."""
 MAX_CONNECTIONS = 100
 STALLED_SECONDS = 60.0
 """A round takes seconds. When none has ended for so long the loop hangs, and a restart is the remedy."""
+
+UNSEEN = Pressure(queue_depth=0.0, ttft_p95=None, ttft_pressure=HOLD, missing=0, measured_at=None)
+"""A service that is younger than the last round: its pods, if it has any yet, are loading."""
 
 logger = logging.getLogger(__name__)
 
@@ -73,32 +76,31 @@ class Collector:
         """Scrape for ever."""
         while True:
             try:
-                await self.refresh(max_age_seconds=0)
-            except ClusterUnavailable as error:
+                await self.refresh()
+            except (ClusterUnavailable, RequestRefused) as error:
                 logger.warning("round skipped, the last numbers stand: %s", error)
             await asyncio.sleep(self._interval)
 
-    async def refresh(self, max_age_seconds: float) -> None:
-        """Do a round, unless one that is young enough has ended meanwhile. Raises ClusterUnavailable."""
+    async def refresh(self) -> None:
+        """Do one round. Raises ClusterUnavailable, RequestRefused."""
         async with self._round_lock:
-            if self._rounds and self._clock() - self._round_ended < max_age_seconds:
-                return
             try:
                 await self._round()
             finally:
                 self._round_ended = self._clock()
 
     async def pressure(self, key: Key) -> Pressure:
-        """Tell the load of a service as of the last round.
+        """Tell the load of a service as of the last round, or UNSEEN when it was made since.
 
-        A name that the last round did not see may be a service made since: one more round is done for it, at most once
-        a second. Raises UnknownService, ClusterUnavailable.
+        Raises UnknownService, ClusterUnavailable, RequestRefused.
         """
-        if key not in self._services:
-            await self.refresh(max_age_seconds=1.0)
-        if (tracked := self._services.get(key)) is None:
+        if not self._rounds:
+            await self.refresh()
+        if tracked := self._services.get(key):
+            return tracked.load.read(self._clock(), tracked.ttft_objective_seconds)
+        if await self._source.read_object(service_path(key)) is None:
             raise UnknownService(f"no LLMService {key}")
-        return tracked.load.read(self._clock(), tracked.ttft_objective_seconds)
+        return UNSEEN
 
     async def _round(self) -> None:
         found = await discover(self._source, datetime.now(UTC))

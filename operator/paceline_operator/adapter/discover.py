@@ -50,6 +50,11 @@ class ServicePods:
     pods: tuple[Pod, ...]
 
 
+def service_path(key: Key) -> str:
+    """Path of one LLMService."""
+    return f"/apis/{names.API_VERSION}/namespaces/{key.namespace}/{names.PLURAL}/{key.name}"
+
+
 async def discover(source: ObjectSource, now: datetime) -> dict[Key, ServicePods]:
     """List services and pods and bring them together. Raises ClusterUnavailable."""
     services = await source.list_objects(SERVICES_PATH)

@@ -19,7 +19,8 @@ from paceline_operator.adapter.errors import SetupError
 from paceline_operator.adapter.front_proxy import TlsFront, read_front_proxy
 from paceline_operator.adapter.settings import AdapterSettings
 from paceline_operator.adapter.source import ObjectSource
-from paceline_operator.errors import ClusterUnavailable, StaleObservation
+from paceline_operator.errors import ClusterUnavailable, RequestRefused, StaleObservation
+from paceline_operator.kube import KubeClient
 
 UPKEEP_SECONDS: Final = 60.0
 """How soon a renewed certificate of another replica, a new front-proxy authority or a wiped caBundle is noticed."""
@@ -43,24 +44,25 @@ def certificate_store(settings: AdapterSettings, source: ObjectSource) -> Certif
     )
 
 
-async def serve_adapter(settings: AdapterSettings, source: ObjectSource) -> None:
+async def run_adapter(settings: AdapterSettings) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
         SetupError: when the installation lacks what the adapter needs.
+        RequestRefused: when the adapter may not read or write it.
         ClusterUnavailable: when the API server does not answer at start; later it may come and go.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with running_adapter(settings, source):
+    async with await KubeClient.connect(settings.kubeconfig) as client, running_adapter(settings, client):
         await stop.wait()
 
 
 @asynccontextmanager
 async def running_adapter(settings: AdapterSettings, source: ObjectSource) -> AsyncIterator[None]:
-    """Serve while the block runs; a loop that fails takes the block with it. Raises as `serve_adapter`."""
+    """Serve while the block runs; a loop that fails takes the block with it. Raises as `run_adapter`."""
     store = certificate_store(settings, source)
     tls = TlsFront(await read_front_proxy(source), await store.current())
     connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS)
@@ -87,5 +89,5 @@ async def _upkeep(tls: TlsFront, store: CertificateStore, source: ObjectSource) 
         try:
             if tls.update(await read_front_proxy(source), await store.current()):
                 logger.info("using a new certificate or front-proxy authority from now on")
-        except (ClusterUnavailable, StaleObservation, SetupError) as error:
+        except (ClusterUnavailable, RequestRefused, StaleObservation, SetupError) as error:
             logger.warning("certificate upkeep failed, trying again in %.0f s: %s", UPKEEP_SECONDS, error)
