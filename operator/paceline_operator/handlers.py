@@ -69,6 +69,7 @@ def _watch_in_thread(registry: Any, namespaces: tuple[str, ...], stop: threading
         clusterwide=not namespaces,
         namespaces=namespaces,
         standalone=True,
+        identity="paceline",  # or kopf looks up the user's name, and a pod's user may have none
         stop_flag=stop,
     )
     asyncio.run(operator)
