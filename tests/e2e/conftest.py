@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
-from cluster.errors import Failed, Unavailable
+from cluster.errors import Unavailable
 from cluster.hostroot import HostRoot, write_image
 from cluster.seam import Cluster
-from e2e.installation import NAMESPACE, Images, install, system_namespace
+from e2e.evidence import evidence
+from e2e.installation import Images, install, system_namespace
 
 IMAGE = "paceline.test/hostroot:1"
 
@@ -63,18 +63,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     report = yield
     cluster = getattr(item, "funcargs", {}).get("node_cluster")
     if report.failed and isinstance(cluster, Cluster):
-        report.sections.append(("cluster", "\n".join(_evidence(cluster))))
+        report.sections.append(("cluster", evidence(cluster)))
     return report
-
-
-def _evidence(cluster: Cluster) -> Iterator[str]:
-    """Yield what kubectl says of pods, services and events, and the ends of our programs' logs."""
-    logs = ("logs", "--prefix", "--tail=60", "--ignore-errors")
-    for command in (
-        ("get", "pods,llm,hpa", "-A", "-o", "wide"),
-        ("get", "events", "-A", "--sort-by=.lastTimestamp"),
-        (*logs, "-n", NAMESPACE, "-l", "app.kubernetes.io/instance=paceline"),
-    ):
-        yield f"$ kubectl {' '.join(command)}"
-        with contextlib.suppress(Failed):
-            yield cluster.kubectl(*command)

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from cluster.errors import Unavailable
+from cluster.errors import Failed, Unavailable
 from cluster.hostroot import SOURCE_TREE, HostRoot
 from cluster.seam import Cluster
+from e2e.evidence import SYSTEM as NAMESPACE
+from e2e.evidence import evidence
 
 CHART = SOURCE_TREE / "helm" / "paceline"
 RELEASE = "paceline"
-NAMESPACE = "paceline-system"
 CRD = "llmservices.paceline.dev"
 METRICS_API = "v1beta2.custom.metrics.k8s.io"
 OPERATOR_IMAGE, SERVER_IMAGE = "PACELINE_TEST_OPERATOR_IMAGE", "PACELINE_TEST_SERVER_IMAGE"
@@ -95,11 +96,14 @@ def install(cluster: Cluster, images: Images) -> None:
     """`helm install` the chart, until operator, adapter and metrics API are available.
 
     Raises:
-        Failed: with what helm said, when it is not within two minutes.
+        Failed: when they are not within two minutes, with what helm said and what is seen on the cluster.
     """
     where = ("--namespace", NAMESPACE, "--values", "-", "--wait", "--timeout", "120s")
-    cluster.helm("install", RELEASE, str(CHART), *where, input=yaml.safe_dump(images.values))
-    cluster.kubectl("wait", "--for=condition=Available", f"apiservice/{METRICS_API}", "--timeout=60s")
+    try:
+        cluster.helm("install", RELEASE, str(CHART), *where, input=yaml.safe_dump(images.values))
+        cluster.kubectl("wait", "--for=condition=Available", f"apiservice/{METRICS_API}", "--timeout=60s")
+    except Failed as failure:
+        raise Failed(f"{failure}\n{evidence(cluster)}") from failure
 
 
 def uninstall(cluster: Cluster) -> None:
