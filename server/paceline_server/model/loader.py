@@ -132,6 +132,7 @@ def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
 
 def _from_pretrained(folder: Path, config: Any, dtype: torch.dtype) -> Any:
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()  # what it would warn of is refused here
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -141,6 +142,7 @@ def _from_pretrained(folder: Path, config: Any, dtype: torch.dtype) -> Any:
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # not to be ignored, but to be reported below, by name
             output_loading_info=True,
         )
     except (ValueError, RuntimeError, OSError, SafetensorError) as error:

@@ -1,0 +1,134 @@
+"""Paged attention against attention written out densely: all keys at hand, heads repeated, a triangle for a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from paceline_server.engine.batch import SequenceSlice, StepBatch
+from paceline_server.model.attention.reference import ReferenceAttention
+from paceline_server.model.cache import KVCache, KVGeometry
+from paceline_server.model.packing import pack
+
+LAYERS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences that share a pool, and how a few steps cut them into slices."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    lengths: list[int]
+    cuts: list[list[int]]
+    seed: int
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    kv_heads = draw(st.integers(1, 3))
+    lengths = draw(st.lists(st.integers(1, 40), min_size=1, max_size=5))
+    return Case(
+        heads=kv_heads * draw(st.integers(1, 4)),
+        kv_heads=kv_heads,
+        head_dim=draw(st.sampled_from([4, 16, 20])),
+        block_size=draw(st.sampled_from([1, 3, 4, 16])),
+        lengths=lengths,
+        cuts=[sorted(draw(st.sets(st.integers(1, length), max_size=6)) | {length}) for length in lengths],
+        seed=draw(st.integers(0, 2**31)),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """These problems are too small to share between threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def written_out(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Causal attention of one whole sequence: query [L, H, D], key and value [L, K, D]."""
+    length, heads, _ = query.shape
+    key, value = (part.repeat_interleave(heads // part.shape[1], dim=1) for part in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+    scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), value)
+
+
+def random_tensors(case: Case, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    query = torch.randn(length, case.heads, case.head_dim)
+    key, value = torch.randn(2, length, case.kv_heads, case.head_dim)
+    return query, key, value
+
+
+def attend_in_steps(case: Case, dtype: torch.dtype, scale: float) -> tuple[list[Tensor], list[Tensor]]:
+    """Run all sequences through the back end, each cut into slices; returns what came out and what should have."""
+    torch.manual_seed(case.seed)
+    blocks_each = [-(-length // case.block_size) for length in case.lengths]
+    pool = torch.randperm(sum(blocks_each) + 2).tolist()  # blocks of a sequence lie anywhere
+    tables = [[pool.pop() for _ in range(count)] for count in blocks_each]
+    geometry = KVGeometry(LAYERS, case.kv_heads, case.head_dim, case.block_size, dtype)
+    cache = KVCache(geometry, sum(blocks_each) + 2, torch.device("cpu"))
+    cache.layers.fill_(3.0)  # left over from sequences that are gone: finite, and of no influence
+    attention = ReferenceAttention(cache)
+    tensors = [[random_tensors(case, length) for _ in range(LAYERS)] for length in case.lengths]
+    expected = [torch.stack([written_out(*layer, scale) for layer in sequence]) for sequence in tensors]
+    results = [torch.full_like(whole, torch.nan) for whole in expected]
+    for step in range(max(len(cuts) for cuts in case.cuts)):
+        taking_part = [index for index, cuts in enumerate(case.cuts) if step < len(cuts)]
+        spans = [(([0, *case.cuts[index]])[step], case.cuts[index][step]) for index in taking_part]
+        batch = StepBatch(
+            [
+                SequenceSlice([0] * (end - begin), begin, tables[index], None)
+                for index, (begin, end) in zip(taking_part, spans, strict=True)
+            ]
+        )
+        attention.plan(pack(batch, case.block_size))
+        for layer in range(LAYERS):
+            packed = [
+                torch.cat(
+                    [tensors[i][layer][part][begin:end] for i, (begin, end) in zip(taking_part, spans, strict=True)]
+                )
+                for part in range(3)
+            ]
+            output = attention.forward(layer, *(tensor.to(dtype) for tensor in packed), scale)
+            assert output.is_contiguous()
+            rows = output.float().split([end - begin for begin, end in spans])
+            for index, (begin, end), piece in zip(taking_part, spans, rows, strict=True):
+                results[index][layer, begin:end] = piece
+    return results, expected
+
+
+@given(cases(), st.sampled_from([0.125, 1.0]))
+@settings(max_examples=80, deadline=None)
+def test_slices_over_scattered_blocks_equal_whole_sequences_written_out(case: Case, scale: float) -> None:
+    results, expected = attend_in_steps(case, torch.float32, scale)
+    for result, whole in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, whole, rtol=1e-5, atol=1e-5)
+
+
+@given(cases())
+@settings(max_examples=20, deadline=None)
+def test_bfloat16_stays_within_its_precision(case: Case) -> None:
+    results, expected = attend_in_steps(case, torch.bfloat16, case.head_dim**-0.5)
+    for result, whole in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, whole, rtol=0.04, atol=0.04)
+
+
+@pytest.mark.parametrize("lengths", [[1], [1] * 9, [40, 1, 7, 1, 33, 2]])
+def test_decodes_of_very_different_lengths_share_a_step(lengths: list[int]) -> None:
+    cuts = [sorted({max(1, length - 2), max(1, length - 1), length}) for length in lengths]
+    case = Case(heads=4, kv_heads=2, head_dim=8, block_size=4, lengths=lengths, cuts=cuts, seed=1)
+    results, expected = attend_in_steps(case, torch.float32, 0.3)
+    for result, whole in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, whole, rtol=1e-5, atol=1e-5)
