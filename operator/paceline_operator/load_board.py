@@ -24,8 +24,8 @@ REFRESH_SECONDS: Final = 15.0
 class Meter(Protocol):
     """Measures services by asking their pods; the metrics adapter's collector is one."""
 
-    async def refresh(self, max_age_seconds: float) -> None:
-        """Ask all pods, unless they were asked within `max_age_seconds`."""
+    async def refresh(self) -> None:
+        """Ask all pods."""
         ...
 
     async def pressure(self, key: Key) -> Pressure:
@@ -56,7 +56,7 @@ class LoadBoard:
 
     async def refresh(self, keys: Iterable[Key], changed: Callable[[Key], None]) -> None:
         """Measure once."""
-        await self._meter.refresh(max_age_seconds=0)
+        await self._meter.refresh()
         before, self._loads = self._loads, {key: await self._measure(key) for key in keys}
         for key, load in self._loads.items():
             if before.get(key, Load()) != load:
