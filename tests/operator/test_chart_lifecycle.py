@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from cluster import cache
 from cluster.access import KubectlError
 from cluster.api_server import ApiServer
 from cluster.errors import Unavailable
+from cluster.process import Process, all_stopped, free_port
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm/paceline"
+PACELINE = Path(sys.executable).parent / "paceline"
 NAMESPACE = "paceline-system"
 CRD = "customresourcedefinition.apiextensions.k8s.io/llmservices.paceline.dev"
 SERVICE = {
@@ -174,6 +177,34 @@ def test_a_cluster_whose_custom_metrics_are_anothers_is_left_alone(own_server: A
         helm("install", "paceline", str(CHART))
     helm("install", "paceline", str(CHART), "--set", "adapter.enabled=false")
     assert not own_server.kubectl.exists("apiservice", "v1beta2.custom.metrics.k8s.io")
+
+
+def test_the_operator_does_its_work_with_the_rights_that_the_chart_gives_it(
+    own_server: ApiServer, helm: Helm, tmp_path: Path
+) -> None:
+    """Children, status, events, lease: nothing that it tries is forbidden, and the empty lease of the chart will do."""
+    helm("install", "paceline", str(CHART), "--set", "operator.replicas=0,adapter.enabled=false")
+    kubectl = own_server.kubectl
+    kubectl("wait", "--for=condition=Established", CRD)
+    token = kubectl("create", "token", "paceline-operator", "-n", NAMESPACE).strip()
+    kubeconfig = own_server.kubeconfig_for(token, tmp_path / "kubeconfig")
+    lease = [f"--lease-namespace={NAMESPACE}", "--lease-name=paceline-operator", "--identity=me"]
+    ports = [f"--metrics-port={free_port()}", f"--health-port={free_port()}"]
+    operator = Process(
+        "operator", [str(PACELINE), "operator", f"--kubeconfig={kubeconfig}", *lease, *ports], tmp_path / "log"
+    )
+    with all_stopped([operator]):
+        kubectl.apply({**SERVICE, "spec": {**SERVICE["spec"], "autoscaling": {"maxReplicas": 2}}})
+        children = [f"{kind}/demo" for kind in ("deployment", "service", "configmap", "hpa")]
+        for child in children:
+            kubectl("wait", "--for=create", child, "--timeout=30s")
+        kubectl("wait", "--for=condition=Ready=False", "llmservice/demo", "--timeout=30s")
+        kubectl("wait", "--for=jsonpath={.spec.holderIdentity}=me", "lease/paceline-operator", "-n", NAMESPACE)
+        about_demo = "involvedObject.kind=LLMService,involvedObject.name=demo"
+        operator.wait_until(lambda: bool(kubectl.get("events", "--field-selector", about_demo)["items"]), seconds=30)
+        kubectl("patch", "llmservice", "demo", "--type=json", "-p", '[{"op": "remove", "path": "/spec/autoscaling"}]')
+        kubectl("wait", "--for=delete", "hpa/demo", "--timeout=30s")
+    assert "forbidden" not in operator.log.read_text().lower(), operator.tail()
 
 
 @pytest.mark.parametrize("sample", sorted((ROOT / "manifests/samples").glob("*.yaml")), ids=lambda path: path.stem)
