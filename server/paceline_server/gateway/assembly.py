@@ -60,9 +60,10 @@ class StopStrings:
         return held
 
     def _first(self, text: str) -> tuple[int, int] | None:
-        """Start and end of the earliest stop string."""
-        places = [(text.find(stop), stop) for stop in self._stops]
-        return min(((start, start + len(stop)) for start, stop in places if start >= 0), default=None)
+        """Start and end of the stop string that is complete first, which no grouping of the text can change."""
+        places = [(text.find(stop), len(stop)) for stop in self._stops]
+        found = ((start, start + length) for start, length in places if start >= 0)
+        return min(found, key=lambda place: (place[1], place[0]), default=None)
 
     def _possible_start(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""

@@ -14,6 +14,7 @@ from aiohttp import web
 from paceline_server.errors import InvalidRequest, Overloaded, PayloadTooLarge, RequestTimeout
 
 GRACE_SECONDS = 15.0
+"""A body may take that long, and longer by what it brings at `MIN_BYTES_PER_SECOND`."""
 MIN_BYTES_PER_SECOND = 16 * 1024
 BODIES_AT_ONCE = 8  # full-sized ones; smaller ones are many more
 
@@ -25,12 +26,10 @@ class BodyReader:
 
     Args:
         max_bytes: largest body.
-        grace_seconds: a body may take that long, and longer by what it brings at `MIN_BYTES_PER_SECOND`.
     """
 
-    def __init__(self, max_bytes: int, grace_seconds: float = GRACE_SECONDS) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._grace_seconds = grace_seconds
         self._held_bytes = 0
 
     @asynccontextmanager
@@ -57,15 +56,15 @@ class BodyReader:
     async def _receive(self, request: web.Request, received: bytearray) -> None:
         begun = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout_at(begun + self._grace_seconds) as scope:
+            async with asyncio.timeout_at(begun + GRACE_SECONDS) as scope:
                 while chunk := await request.content.readany():
                     received += chunk
                     self._held_bytes += len(chunk)
                     self._check_sums(len(received))
-                    scope.reschedule(begun + self._grace_seconds + len(received) / MIN_BYTES_PER_SECOND)
+                    scope.reschedule(begun + GRACE_SECONDS + len(received) / MIN_BYTES_PER_SECOND)
         except TimeoutError:
             raise RequestTimeout(
-                f"the body comes too slowly: {len(received)} bytes after {self._grace_seconds:g} s or more"
+                f"the body comes too slowly: {len(received)} bytes after {GRACE_SECONDS:g} s or more"
             ) from None
         except web.RequestPayloadError as error:
             raise InvalidRequest(f"the body is broken off or not framed as its headers say: {error}") from None

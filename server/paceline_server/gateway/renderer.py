@@ -41,9 +41,9 @@ def main() -> None:
     render = renderer(first["template"], first["variables"])
     while (chat := _receive(source)) is not None:
         signal.setitimer(signal.ITIMER_REAL, first["seconds"])  # SIGALRM's default action ends the process
-        answer = _answer(render, chat)
+        rendered = answer(render, chat)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _send(sink, answer)
+        _send(sink, rendered)
 
 
 def renderer(template: str, variables: dict[str, Any]) -> Callable[..., Iterable[str]]:
@@ -69,7 +69,8 @@ def renderer(template: str, variables: dict[str, Any]) -> Callable[..., Iterable
     return render
 
 
-def _answer(render: Callable[..., Iterable[str]], chat: dict[str, Any]) -> dict[str, Any]:
+def answer(render: Callable[..., Iterable[str]], chat: dict[str, Any]) -> dict[str, Any]:
+    """The answer to one chat: its text, or why there is none."""
     try:
         return _collect(render(chat["messages"]), chat["max_chars"])
     except MemoryError:

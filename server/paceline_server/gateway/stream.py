@@ -24,9 +24,8 @@ class EventStream:
     request. Only token ids of this one answer pile up behind it, at most `max_tokens` of them.
     """
 
-    def __init__(self, request: web.Request, request_id: str, stalled_seconds: float = STALLED_SECONDS) -> None:
+    def __init__(self, request: web.Request, request_id: str) -> None:
         self._request = request
-        self._stalled_seconds = stalled_seconds
         self.response = web.StreamResponse(
             headers={
                 "Content-Type": "text/event-stream; charset=utf-8",
@@ -59,12 +58,12 @@ class EventStream:
         if not self.response.prepared:
             await self.response.prepare(self._request)
         try:
-            async with asyncio.timeout(self._stalled_seconds):
+            async with asyncio.timeout(STALLED_SECONDS):
                 await self.response.write(data)
         except TimeoutError:
             if self._request.transport is not None:
                 self._request.transport.abort()  # closing would wait for the buffers to be read
-            raise ConnectionResetError(f"the client has read nothing for {self._stalled_seconds:g} s") from None
+            raise ConnectionResetError(f"the client has read nothing for {STALLED_SECONDS:g} s") from None
 
 
 def _frame(chunk: Mapping[str, Any]) -> bytes:

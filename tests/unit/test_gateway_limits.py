@@ -1,0 +1,206 @@
+"""Bodies are bounded in size, time, depth and sum; small requests cannot ask for huge work."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline_server.gateway import limits
+from paceline_server.testing import FakeEngine, Served, served, write_model
+
+A = 66
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION = {"model": "tiny", "prompt": "Hi"}
+PATH = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_model(path, None)
+    return path
+
+
+async def error(server: Served, status: int, data: Any, **options: Any) -> dict[str, Any]:
+    """The error object of a refused body; a plain request works afterwards."""
+    response = await server.client.post(PATH, data=data, **options)
+    assert response.status == status
+    found: dict[str, Any] = (await response.json())["error"]
+    assert set(found) == {"message", "type", "param", "code"}
+    assert (await server.client.post(PATH, json=COMPLETION)).status == 200
+    return found
+
+
+async def chunks(count: int, size: int = 65536) -> AsyncIterator[bytes]:
+    """A chunked body of spaces."""
+    for _ in range(count):
+        yield b" " * size
+
+
+async def test_a_body_beyond_the_limit_is_a_413_announced_or_chunked(folder: Path) -> None:
+    async with served(FakeEngine(folder, [A]), max_body_bytes=100_000) as server:
+        announced = await error(server, 413, b" " * 100_001)
+        chunked = await error(server, 413, chunks(2))
+        assert announced == chunked
+        assert "100000 bytes (gateway.max_body_bytes)" in announced["message"]
+        assert server.gateway.bodies._held_bytes == 0
+
+
+async def test_a_large_announcement_is_refused_before_the_body_comes(folder: Path) -> None:
+    """The answer is there although not one byte of 200 MB was sent."""
+    async with served(FakeEngine(folder, [A])) as server:
+        reader, writer = await connect(server)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 200000000\r\n\r\n")
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        writer.close()
+    assert head.startswith("HTTP/1.1 413")
+    assert "Connection: close" in head
+
+
+async def test_megabytes_are_taken_by_default(folder: Path) -> None:
+    """Long chats are ordinary: what is wrong with this one is its length in tokens."""
+    async with served(FakeEngine(folder, [A])) as server:
+        found = await error(server, 400, json.dumps({**COMPLETION, "prompt": "é" * 800_000}).encode())
+    assert found["code"] == "context_length_exceeded"
+
+
+async def test_a_body_that_trickles_is_a_408(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "GRACE_SECONDS", 0.1)
+    async with served(FakeEngine(folder, [A])) as server:
+        reader, writer = await connect(server)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        writer.close()
+        assert server.scrape()['paceline_rejections_total{reason="request_timeout"}'] == 1
+    assert head.startswith("HTTP/1.1 408")
+    assert "Connection: close" in head
+
+
+async def test_a_steady_body_may_take_longer_than_the_grace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes buy time: what comes faster than the least rate is waited for."""
+    monkeypatch.setattr(limits, "GRACE_SECONDS", 0.2)
+
+    async def steady() -> AsyncIterator[bytes]:
+        yield json.dumps(COMPLETION).encode()
+        for _ in range(6):
+            await asyncio.sleep(0.1)
+            yield b" " * limits.MIN_BYTES_PER_SECOND
+
+    async with served(FakeEngine(folder, [A])) as server:
+        assert (await server.client.post(PATH, data=steady())).status == 200
+
+
+async def test_the_sum_of_bodies_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bodies that are held count until they are tokenised; one too many is told to come back."""
+    monkeypatch.setattr(limits, "BODIES_AT_ONCE", 1)
+    gate = asyncio.Event()
+
+    async def held() -> AsyncIterator[bytes]:
+        yield json.dumps(COMPLETION).encode() + b" " * 60_000
+        await gate.wait()
+        yield b" "
+
+    async with served(FakeEngine(folder, [A]), max_body_bytes=100_000) as server:
+        first = asyncio.create_task(server.client.post(PATH, data=held()))
+        while server.gateway.bodies._held_bytes < 60_000:
+            await asyncio.sleep(0.01)
+        refused = await server.client.post(PATH, data=b" " * 60_000)
+        assert (refused.status, (await refused.json())["error"]["code"]) == (503, "bodies_full")
+        gate.set()
+        assert (await first).status == 200
+        assert server.gateway.bodies._held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "not valid JSON"),
+        (b"not json", "not valid JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"prompt":' * 100_000, "nested too deeply"),
+        (b'{"model": "tiny", "prompt": "a", "prompt": "b"}', "'prompt' is given twice"),
+        (b'{"model": "tiny", "prompt": "\\ud800"}', "surrogate"),
+        ('{"model": "tiny", "prompt": "Hi"}'.encode("utf-16"), "not UTF-8"),
+        (b'\xef\xbb\xbf{"model": "tiny", "prompt": "Hi"}', "BOM"),
+        (b'{"model": "tiny", "prompt": "Hi", "seed": ' + b"9" * 5000 + b"}", "too many digits"),
+        (b'{"model": "tiny", "prompt": "Hi", "temperature": NaN}', "NaN"),
+    ],
+)
+async def test_bodies_that_parsers_choke_on_are_400(folder: Path, body: bytes, says: str) -> None:
+    async with served(FakeEngine(folder, [A])) as server:
+        assert says in (await error(server, 400, body))["message"]
+
+
+async def test_compressed_bodies_are_refused_unread(folder: Path) -> None:
+    bomb = gzip.compress(b" " * 50_000_000)
+    async with served(FakeEngine(folder, [A])) as server:
+        found = await error(server, 400, bomb, headers={"Content-Encoding": "gzip"})
+        assert "Content-Encoding" in found["message"]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"X-Long: " + b"a" * 65536 + b"\r\n",
+        b"".join(b"X-%d: a\r\n" % number for number in range(1000)),
+    ],
+    ids=["a long header", "many headers"],
+)
+async def test_headers_are_bounded(folder: Path, head: bytes) -> None:
+    async with served(FakeEngine(folder, [A])) as server:
+        reader, writer = await connect(server)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n")
+        assert (await reader.readline()).split()[1] in (b"400", b"431")
+        writer.close()
+
+
+async def test_a_body_framed_otherwise_than_announced_is_a_400(folder: Path) -> None:
+    async with served(FakeEngine(folder, [A])) as server:
+        reader, writer = await connect(server)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n")
+        assert (await reader.readline()).split()[1] == b"400"
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 100_000),
+        ("best_of", 100_000),
+        ("stop", ["x"] * 500_000),
+        ("stop", "x" * 5_000_000),
+        ("logprobs", -1),
+        ("logprobs", 49_152),
+        ("logit_bias", {str(token): -100 for token in range(300_000)}),
+        ("prompt", ["x"] * 1_000_000),
+        ("max_tokens", 10**18),
+        ("prompt", "word " * 1_000_000),
+        ("stop_token_ids", list(range(100_000))),
+    ],
+)
+async def test_huge_work_is_refused_by_field_before_anything_is_tokenised(folder: Path, field: str, value: Any) -> None:
+    async with served(FakeEngine(folder, [A])) as server:
+        server.gateway.texts.text.tokenizer._encode = None  # type: ignore[union-attr,method-assign,assignment]
+        response = await server.client.post(PATH, json={**COMPLETION, field: value})
+        assert (response.status, (await response.json())["error"]["param"]) == (400, field)
+
+
+async def test_too_many_messages_are_refused_with_the_limit(folder: Path) -> None:
+    async with served(FakeEngine(folder, [A])) as server:
+        messages = [{"role": "user", "content": "x"}] * 100_000
+        response = await server.client.post("/v1/chat/completions", json={"model": "tiny", "messages": messages})
+        found = (await response.json())["error"]
+        assert (response.status, found["param"]) == (400, "messages")
+        assert "2048" in found["message"]
+
+
+async def connect(server: Served) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A raw connection, for requests that no client library would send."""
+    url = server.client.make_url("/")
+    return await asyncio.open_connection(url.host, url.port)
