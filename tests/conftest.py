@@ -45,6 +45,23 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def own_api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """An API server for one module alone, for tests of what exists once in a cluster."""
+    state = tmp_path_factory.mktemp("own-api-server")
+    with contextlib.ExitStack() as stack:
+        with skipped_if_unavailable():
+            server = stack.enter_context(api_servers.running(state))
+        yield server
+
+
+@pytest.fixture(scope="session")
+def helm_program() -> str:
+    """The path of helm."""
+    with skipped_if_unavailable():
+        return str(cache.require("helm") / "helm")
+
+
 @pytest.fixture(scope="session")
 def node_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster with a real node, for the whole session: the user's, kind's, or one of our own."""
