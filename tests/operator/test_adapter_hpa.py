@@ -24,10 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import cache
 from cluster.access import KubectlError
 from cluster.api_server import ApiServer
-from cluster.errors import Unavailable
 from cluster.process import Process, free_port
 
 from paceline_operator import names
@@ -124,25 +122,21 @@ class Adapter:
 
 
 @pytest.fixture(scope="module")
-def adapter(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapter]:
+def adapter(api_server: ApiServer, helm_program: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapter]:
     """The chart's objects on the API server, and one adapter process that has the chart's rights and no others."""
-    try:
-        helm = str(cache.require("helm") / "helm")
-    except Unavailable as missing:
-        pytest.skip(str(missing))
     kubectl, folder, port = api_server.kubectl, tmp_path_factory.mktemp("adapter"), free_port()
     kubectl("apply", "-f", str(ROOT / "crds/llmservices.paceline.dev.yaml"))
     kubectl("wait", "--for=condition=Established", "crd/llmservices.paceline.dev")
     environment = os.environ | {"KUBECONFIG": str(api_server.kubeconfig), "HELM_NAMESPACE": HERE}
     switches = ["--set", "crd.install=false,operator.replicas=0,adapter.replicas=0", "--create-namespace"]
     subprocess.run(
-        [helm, "install", "paceline", str(ROOT / "helm/paceline"), *switches],
+        [helm_program, "install", "paceline", str(ROOT / "helm/paceline"), *switches],
         env=environment, check=True, capture_output=True,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
         stack.callback(kubectl, "delete", "namespace", HERE)
         stack.callback(
-            subprocess.run, [helm, "uninstall", "paceline"], env=environment, check=True, capture_output=True
+            subprocess.run, [helm_program, "uninstall", "paceline"], env=environment, check=True, capture_output=True
         )
         outside = {"spec": {"type": "ExternalName", "externalName": "localhost", "clusterIP": None, "clusterIPs": None}}
         kubectl("patch", "service", "paceline-adapter", "-n", HERE, "--type=merge", "-p", json.dumps(outside))

@@ -15,11 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster import api_server as api_server_module
-from cluster import cache
 from cluster.access import KubectlError
 from cluster.api_server import ApiServer
-from cluster.errors import Unavailable
 from cluster.process import Process, all_stopped, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -38,13 +35,13 @@ SERVICE = {
 class Helm:
     """helm on one API server."""
 
-    def __init__(self, program: Path, server: ApiServer) -> None:
+    def __init__(self, program: str, server: ApiServer) -> None:
         self._program = program
         self._environment = os.environ | {"KUBECONFIG": str(server.kubeconfig), "HELM_NAMESPACE": NAMESPACE}
 
     def __call__(self, *args: str) -> str:
         """Run helm; raises HelmError with what it said."""
-        command = [str(self._program), *args]
+        command = [self._program, *args]
         done = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode:
             raise HelmError(done.stderr)
@@ -56,22 +53,16 @@ class HelmError(Exception):
 
 
 @pytest.fixture(scope="module")
-def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """An API server for this module alone: the chart owns things that exist once in a cluster."""
-    with contextlib.ExitStack() as stack:
-        try:
-            cache.require("helm")
-            server = stack.enter_context(api_server_module.running(tmp_path_factory.mktemp("chart")))
-        except Unavailable as missing:
-            pytest.skip(str(missing))
-        server.kubectl("create", "namespace", NAMESPACE)
-        yield server
+def own_server(own_api_server: ApiServer) -> ApiServer:
+    """The chart owns things that exist once in a cluster, so it gets a cluster of its own."""
+    own_api_server.kubectl("create", "namespace", NAMESPACE)
+    return own_api_server
 
 
 @pytest.fixture
-def helm(own_server: ApiServer) -> Iterator[Helm]:
+def helm(own_server: ApiServer, helm_program: str) -> Iterator[Helm]:
     """helm, on a cluster without the chart; the CRD and all that a test leaves is removed afterwards."""
-    helm = Helm(cache.require("helm") / "helm", own_server)
+    helm = Helm(helm_program, own_server)
     yield helm
     with contextlib.suppress(HelmError):
         helm("uninstall", "paceline", "--wait")

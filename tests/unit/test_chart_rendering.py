@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster import cache
-from cluster.errors import Unavailable
 
 from paceline_operator import names
 from paceline_operator.adapter import discover, server
@@ -25,11 +23,8 @@ Objects = dict[tuple[str, str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def helm() -> str:
-    try:
-        return str(cache.require("helm") / "helm")
-    except Unavailable as missing:
-        pytest.skip(str(missing))
+def helm(helm_program: str) -> str:
+    return helm_program
 
 
 class Refused(Exception):

@@ -61,7 +61,9 @@ async def run_adapter(settings: AdapterSettings) -> None:
 
 
 @asynccontextmanager
-async def running_adapter(settings: AdapterSettings, source: ObjectSource) -> AsyncIterator[None]:
+async def running_adapter(
+    settings: AdapterSettings, source: ObjectSource, upkeep_seconds: float = UPKEEP_SECONDS
+) -> AsyncIterator[None]:
     """Serve while the block runs; a loop that fails takes the block with it. Raises as `run_adapter`."""
     store = certificate_store(settings, source)
     tls = TlsFront(await read_front_proxy(source), await store.current())
@@ -74,20 +76,21 @@ async def running_adapter(settings: AdapterSettings, source: ObjectSource) -> As
             await web.TCPSite(runner, settings.host or None, settings.port, ssl_context=tls.context).start()
             logger.info("serving %s on port %d", GROUP_VERSION, settings.port)
             async with asyncio.TaskGroup() as tasks:
-                loops = [tasks.create_task(collector.run()), tasks.create_task(_upkeep(tls, store, source))]
+                scraping = tasks.create_task(collector.run())
+                upkeep = tasks.create_task(_upkeep(tls, store, source, upkeep_seconds))
                 yield
-                for task in loops:
-                    task.cancel()
+                scraping.cancel()
+                upkeep.cancel()
         finally:
             await runner.cleanup()
 
 
-async def _upkeep(tls: TlsFront, store: CertificateStore, source: ObjectSource) -> None:
-    """Follow what may change under a running adapter. What fails now is tried again in a minute."""
+async def _upkeep(tls: TlsFront, store: CertificateStore, source: ObjectSource, interval_seconds: float) -> None:
+    """Follow what may change under a running adapter. What fails now is tried again after the interval."""
     while True:
-        await asyncio.sleep(UPKEEP_SECONDS)
+        await asyncio.sleep(interval_seconds)
         try:
             if tls.update(await read_front_proxy(source), await store.current()):
                 logger.info("using a new certificate or front-proxy authority from now on")
         except (ClusterUnavailable, RequestRefused, StaleObservation, SetupError) as error:
-            logger.warning("certificate upkeep failed, trying again in %.0f s: %s", UPKEEP_SECONDS, error)
+            logger.warning("certificate upkeep failed, trying again in %.0f s: %s", interval_seconds, error)

@@ -13,7 +13,7 @@ from paceline_operator.errors import ClusterUnavailable, StaleObservation
 class FakeObjects:
     """An ObjectSource that keeps single objects and collections by path.
 
-    `down` makes every call raise ClusterUnavailable. `patches` are those that were accepted, in order.
+    `down` makes every call raise ClusterUnavailable, `refused` counts those. `patches` are the accepted ones, in order.
     """
 
     def __init__(self) -> None:
@@ -21,6 +21,7 @@ class FakeObjects:
         self.collections: dict[str, list[Manifest]] = {}
         self.patches: list[tuple[str, Manifest]] = []
         self.down = False
+        self.refused = 0
 
     def put(self, path: str, manifest: Manifest) -> None:
         """Create or replace an object; its version starts at 1."""
@@ -55,6 +56,7 @@ class FakeObjects:
 
     def _check(self) -> None:
         if self.down:
+            self.refused += 1
             raise ClusterUnavailable("the API server is down")
 
 
