@@ -214,9 +214,13 @@ def server_config(**gateway: Any) -> ServerConfig:
 
 
 @asynccontextmanager
-async def served(engine: FakeEngine, **gateway: Any) -> AsyncIterator[Served]:
-    """Serve with this engine on a free port, until the context is left; returns when the tokenizer is loaded."""
-    app = create_app(server_config(**gateway), engine)
+async def served(engine: FakeEngine, config: ServerConfig | None = None, **gateway: Any) -> AsyncIterator[Served]:
+    """Serve on a free port until the context is left; it is entered when the tokenizer is loaded.
+
+    Args:
+        config: the whole configuration; or keys of the group `gateway` of the default one.
+    """
+    app = create_app(config or server_config(**gateway), engine)
     async with TestClient(TestServer(app)) as client:
         await app[GATEWAY].texts.loaded.wait()
         yield Served(client, app[GATEWAY], engine)

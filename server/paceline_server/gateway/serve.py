@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from aiohttp import web
 from prometheus_client import disable_created_metrics
@@ -19,6 +20,7 @@ from paceline_server.gateway.state import GATEWAY
 
 log = logging.getLogger("paceline.gateway")
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _KEEPALIVE_SECONDS = 75.0
 _BACKLOG = 1024
 _CLOSE_SECONDS = 1.0  # for connections that are idle when everything else is done
@@ -50,11 +52,11 @@ async def serve_gateway(
     drain = app[GATEWAY].drain
     try:
         port = await _listen(runner, config)
-        _on_signals(drain)
         log.info("listening on http://%s:%d", config.gateway.host, port)
-        if on_listening is not None:
-            on_listening(port)
-        await _until_done(drain, app[TEXT_TASK])
+        with _stopped_by_signals(drain):
+            if on_listening is not None:
+                on_listening(port)
+            await _until_done(drain, app[TEXT_TASK])
         log.info("drained")
     finally:
         await runner.cleanup()
@@ -71,7 +73,8 @@ async def _listen(runner: web.AppRunner, config: ServerConfig) -> int:
     return listening
 
 
-def _on_signals(drain: Drain) -> None:
+@contextmanager
+def _stopped_by_signals(drain: Drain) -> Iterator[None]:
     """The first signal drains; a second one ends what still runs."""
 
     def stop() -> None:
@@ -81,8 +84,14 @@ def _on_signals(drain: Drain) -> None:
             log.info("draining: %d requests are under way", drain.running)
             drain.begin()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
 
 
 async def _until_done(drain: Drain, text_task: asyncio.Task[None]) -> None:

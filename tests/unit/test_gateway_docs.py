@@ -1,0 +1,94 @@
+"""The reference pages and the code say the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from paceline_server.gateway import limits, stream, templates
+from paceline_server.gateway.fields import MAX_LABEL_CHARS, MAX_METADATA, MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_STOPS
+from paceline_server.gateway.metrics import OUTCOMES, REJECTIONS, GatewayMetrics
+from paceline_server.gateway.requests import (
+    MAX_MESSAGES,
+    ChatRequest,
+    CompletionRequest,
+    GenerationFields,
+    Message,
+    StreamOptions,
+)
+from paceline_server.testing import FakeEngine
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+
+
+@pytest.fixture(scope="module")
+def api() -> str:
+    return (REFERENCE / "api.md").read_text(encoding="utf-8")
+
+
+def rows(page: str, section: str) -> list[list[str]]:
+    """The cells of each row of a section's table."""
+    body = page.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines() if line.startswith("| `")
+    ]
+
+
+def names(cell: str) -> set[str]:
+    return set(re.findall(r"`([^`]+)`", cell))
+
+
+def declared() -> dict[str, set[str]]:
+    """The fields of the request models, by endpoint; those inside another field with its name before a dot."""
+    inner = {f"stream_options.{name}" for name in StreamOptions.model_fields}
+    both = set(GenerationFields.model_fields) | inner
+    messages = {f"messages.{name}" for name in Message.model_fields}
+    chat = (set(ChatRequest.model_fields) | messages) - set(GenerationFields.model_fields)
+    return {"both": both, "chat": chat, "completions": set(CompletionRequest.model_fields) - both}
+
+
+def documented(api: str) -> dict[str, set[str]]:
+    """The fields of the page's tables, by endpoint."""
+    fields = {
+        "both": {name for row in rows(api, "Honoured in both endpoints") for name in names(row[0])},
+        "chat": {name for row in rows(api, "Honoured in chat completions") for name in names(row[0])},
+        "completions": {name for row in rows(api, "Honoured in completions") for name in names(row[0])},
+    }
+    for field, _, endpoint in rows(api, "Not supported yet"):
+        fields[endpoint] |= names(field)
+    return fields
+
+
+@pytest.mark.parametrize("endpoint", ["both", "chat", "completions"])
+def test_every_field_of_a_request_is_in_the_reference_and_no_other(api: str, endpoint: str) -> None:
+    expected = declared()[endpoint] - ({"logprobs"} if endpoint == "completions" else set())  # listed under both
+    assert documented(api)[endpoint] == expected
+
+
+def test_the_limits_of_the_reference_are_those_in_force(api: str) -> None:
+    for sentence in (
+        f"up to {MAX_STOPS} texts of up to {MAX_STOP_CHARS} characters",
+        f"up to {MAX_STOP_TOKEN_IDS} token ids",
+        f"1 to {MAX_MESSAGES} messages",
+        f"text of up to {MAX_LABEL_CHARS} characters",
+        f"up to {MAX_METADATA} texts by name",
+        f"at most {templates.RENDER_SECONDS:g} s and {templates.RENDER_MEMORY_BYTES >> 30} GiB",
+        f"nothing for {stream.STALLED_SECONDS:g} s",
+        f"{limits.GRACE_SECONDS:g} s, and more at {limits.MIN_BYTES_PER_SECOND >> 10} KiB/s",
+    ):
+        assert sentence in api, sentence
+
+
+def test_every_metric_is_in_the_reference_and_no_other() -> None:
+    page = (REFERENCE / "metrics.md").read_text(encoding="utf-8")
+    listed = {
+        name.split("{")[0] for row in page.splitlines() if row.startswith("| `") for name in names(row.split("|")[1])
+    }
+    text = GatewayMetrics(FakeEngine(Path("/m")), "tiny").exposition().decode()
+    families = re.findall(r"# TYPE (\S+) (\S+)", text)
+    exported = {name for name, _ in families if not name.endswith("_created")}
+    assert listed == exported
+    for word in (*OUTCOMES, *REJECTIONS):
+        assert f"`{word}`" in page
