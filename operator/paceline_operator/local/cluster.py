@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline_operator import names
-from paceline_operator.adapter.discover import POD_SELECTOR, PODS_PATH, SERVICES_PATH
+from paceline_operator.adapter.discover import POD_SELECTOR, PODS_PATH, SERVICES_PATH, service_path
 from paceline_operator.cluster import Action, Apply, Delete, EmitEvent, Key, Load, Manifest, Observed, PatchStatus, Plan
 from paceline_operator.errors import ChildRefused, StaleObservation
 from paceline_operator.local.store import Store
@@ -22,19 +22,14 @@ class LocalCluster:
 
     Args:
         store: the objects, one LLMService and what belongs to it.
+        read_load: what the pods of a service last reported.
         on_event: told of every transition.
     """
 
-    def __init__(self, store: Store, on_event: Callable[[EmitEvent], None]) -> None:
+    def __init__(self, store: Store, read_load: Callable[[Key], Load], on_event: Callable[[EmitEvent], None]) -> None:
         self._store = store
+        self._read_load = read_load
         self._on_event = on_event
-        self._load = Load()
-
-    def set_load(self, load: Load) -> None:
-        """What the pods have reported; a change is worth a look at the service."""
-        if load != self._load:
-            self._load = load
-            self._store.touch()
 
     async def observe(self, key: Key) -> Observed:
         """Read the service, its children, its pods and the warnings about them."""
@@ -45,7 +40,7 @@ class LocalCluster:
             children=tuple(child for child in children if child is not None),
             pods=self._store.list("Pod", names.selector_labels(key.name)),
             warnings=self._store.list("Event"),
-            load=self._load,
+            load=self._read_load(key),
         )
 
     async def execute(self, key: Key, plan: Plan) -> None:
@@ -87,9 +82,16 @@ class LoadSource:
         return list(self._store.list("Pod", labels))
 
     async def read_object(self, path: str) -> Manifest | None:
-        """Nothing else is kept here."""
-        return None
+        """A service by its path."""
+        services = await self.list_objects(SERVICES_PATH)
+        found = (service for service in services if path == service_path(key_of(service)))
+        return next(found, None)
 
     async def patch_object(self, path: str, patch: Manifest) -> Manifest | None:
-        """Nothing to patch."""
-        return None
+        """The collector changes nothing."""
+        raise AssertionError(f"{path} is not for the collector to change")
+
+
+def key_of(service: Manifest) -> Key:
+    """The key of an LLMService."""
+    return Key(service["metadata"]["namespace"], service["metadata"]["name"])

@@ -20,12 +20,13 @@ from paceline_operator.local import volumes
 from paceline_operator.local.errors import CannotStart, NotSupportedLocally
 from paceline_operator.local.probes import Probe
 
+SERVER = "paceline-server"
 TERMINATION_LOG = "PACELINE_TERMINATION_LOG"
 _PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 # What a container says to a node, which means nothing to a process of the user: isolation and images.
 _WITHOUT_MEANING = {"name", "image", "imagePullPolicy", "securityContext", "terminationMessagePath", "stdin", "tty"}
 _HONOURED = {"command", "args", "env", "ports", "resources", "volumeMounts", "lifecycle", "terminationMessagePolicy"}
-_POD_WITHOUT_MEANING = {
+POD_WITHOUT_MEANING = {
     "affinity",
     "automountServiceAccountToken",
     "dnsPolicy",
@@ -61,7 +62,7 @@ def check(pod: Manifest) -> list[str]:
         return [f"containers {extra}: local mode runs the container {names.CONTAINER} only"]
     container = spec["containers"][0]
     mistakes = [
-        f"{field}: not known to local mode" for field in sorted(set(spec) - _POD_HONOURED - _POD_WITHOUT_MEANING)
+        f"{field}: not known to local mode" for field in sorted(set(spec) - _POD_HONOURED - POD_WITHOUT_MEANING)
     ]
     known = _HONOURED | _WITHOUT_MEANING | set(_PROBES)
     mistakes += [f"container field {field}: not known to local mode" for field in sorted(set(container) - known)]
@@ -114,7 +115,7 @@ def _find(program: str) -> str:
     beside = Path(sys.executable).parent / program
     found = str(beside) if beside.is_file() else shutil.which(program)
     if found is None:
-        advice = f": pip install {program}" if program == "paceline-server" else ""
+        advice = f": pip install {program}" if program == SERVER else ""
         raise CannotStart("CreateContainerError", f"{program} is not installed on this machine{advice}")
     return found
 

@@ -8,6 +8,7 @@
         ├── AddressInUse         something else listens on the service's port
         ├── NotSupportedLocally  the pod asks for something that local mode does not do; names it
         ├── CannotStart          the container cannot be created; carries the kubelet's reason
+        ├── StartFailed          the service does not become ready, and waiting longer would not change that
         └── RequestFailed        the prompt got no complete answer
 
 `NotSupportedLocally` and `CannotStart` become the waiting reason of the pod; the others reach the terminal.
@@ -55,6 +56,10 @@ class CannotStart(LocalError):
         super().__init__(message)
         self.reason = reason
         self.message = message
+
+
+class StartFailed(LocalError):
+    """The service cannot become ready as it is."""
 
 
 class RequestFailed(LocalError):

@@ -1,4 +1,4 @@
-"""The loop around `autoscaler`: scrapes the pods, tells the cluster their load, and scales the LLMService.
+"""The loop around `autoscaler`: scrapes the pods and scales the LLMService.
 
 The numbers come from the adapter's own collector, so what scales here is what scales in a cluster. Started by `plane`.
 """
@@ -6,6 +6,7 @@ The numbers come from the adapter's own collector, so what scales here is what s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 
@@ -16,12 +17,13 @@ from paceline_operator.adapter.api import METRICS
 from paceline_operator.adapter.collector import Collector
 from paceline_operator.adapter.pressure import Pressure
 from paceline_operator.cluster import Key, Load, Manifest
+from paceline_operator.load_board import LoadBoard
 from paceline_operator.local import autoscaler
-from paceline_operator.local.cluster import LoadSource, LocalCluster
+from paceline_operator.local.cluster import LoadSource
 from paceline_operator.local.store import Store
 from paceline_operator.pods import is_ready
 
-SYNC_SECONDS = 5.0
+SYNC_SECONDS = 2.0
 """Between two looks, each with a scrape. In a cluster it is 15 s; here a human watches."""
 _HISTORY_SECONDS = 3600.0  # the longest stabilisation window that Kubernetes allows
 
@@ -29,35 +31,41 @@ _HISTORY_SECONDS = 3600.0  # the longest stabilisation window that Kubernetes al
 class HpaController:
     """Scales one service by its HorizontalPodAutoscaler, where it has one."""
 
-    def __init__(self, store: Store, cluster: LocalCluster, key: Key, session: aiohttp.ClientSession) -> None:
+    def __init__(self, store: Store, key: Key, session: aiohttp.ClientSession) -> None:
         self._store = store
-        self._cluster = cluster
         self._key = key
         self._collector = Collector(LoadSource(store), session)
+        self._board = LoadBoard(self._collector)
         self._past: deque[autoscaler.Moment] = deque()
 
-    async def run(self) -> None:
-        """Look for ever."""
-        while True:
-            await self.look()
-            await asyncio.sleep(SYNC_SECONDS)
+    def read_load(self, key: Key) -> Load:
+        """What the pods of the service last reported."""
+        return self._board.read(key)
 
-    async def look(self) -> None:
+    async def run(self) -> None:
+        """Look for ever: every few seconds, and whenever a pod has become ready, so that its numbers have a start."""
+        while True:
+            await self._look()
+            ready = self._ready()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SYNC_SECONDS):
+                    while self._ready() == ready:
+                        await self._store.wait_for_change(self._store.version)
+
+    async def _look(self) -> None:
         """Scrape once, and act on it."""
-        await self._collector.refresh(max_age_seconds=0)
+        await self._board.refresh([self._key], lambda _: self._store.touch())
         service = self._store.get(names.KIND, self._key.name)
-        if service is None:
-            return
-        pressure = await self._collector.pressure(self._key)
-        known = pressure.measured_at is not None
-        self._cluster.set_load(Load(round(pressure.queue_depth), pressure.ttft_p95) if known else Load())
         hpa = self._store.get("HorizontalPodAutoscaler", names.child_name(self._key.name))
-        if hpa is not None and self._collector.ready:
-            self._scale(hpa, service["spec"]["replicas"], pressure)
+        if service is not None and hpa is not None and self._collector.ready:
+            self._scale(hpa, service["spec"]["replicas"], await self._collector.pressure(self._key))
+
+    def _ready(self) -> set[str]:
+        pods = self._store.list("Pod", names.selector_labels(self._key.name))
+        return {pod["metadata"]["uid"] for pod in pods if is_ready(pod)}
 
     def _scale(self, hpa: Manifest, replicas: int, pressure: Pressure) -> None:
-        pods = self._store.list("Pod", names.selector_labels(self._key.name))
-        scale = autoscaler.Scale(replicas, ready=sum(is_ready(pod) for pod in pods))
+        scale = autoscaler.Scale(replicas, ready=len(self._ready()))
         values = {name: read(pressure) for name, read in METRICS.items()}
         now = time.monotonic()
         decision = autoscaler.decide(hpa, scale, values, self._past, now)

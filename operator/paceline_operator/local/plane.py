@@ -13,10 +13,10 @@ from pathlib import Path
 import aiohttp
 
 from paceline_operator import names
-from paceline_operator.cluster import EmitEvent, Key, Manifest
+from paceline_operator.cluster import EmitEvent, Manifest
 from paceline_operator.errors import StaleObservation
 from paceline_operator.local import deployment, ports
-from paceline_operator.local.cluster import LocalCluster
+from paceline_operator.local.cluster import LocalCluster, key_of
 from paceline_operator.local.front import Address, endpoints
 from paceline_operator.local.hpa import HpaController
 from paceline_operator.local.kubelet import Kubelet
@@ -38,10 +38,10 @@ class Plane:
 
     def __init__(self, service: Manifest, image: str, node: Node, on_event: Callable[[EmitEvent], None]) -> None:
         self.store = Store(node.clock)
-        self.key = Key(service["metadata"]["namespace"], service["metadata"]["name"])
+        self.key = key_of(service)
         self._image = image
         self._node = node
-        self._cluster = LocalCluster(self.store, on_event)
+        self._on_event = on_event
         self._kubelet = Kubelet(self.store, node)
         self.store.apply(service)
 
@@ -67,9 +67,10 @@ class Plane:
         """Run everything until cancelled."""
         async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
             group.create_task(self._kubelet.run())
-            group.create_task(self._reconcile())
             group.create_task(self._control_deployment())
-            group.create_task(HpaController(self.store, self._cluster, self.key, session).run())
+            hpa = HpaController(self.store, self.key, session)
+            group.create_task(hpa.run())
+            group.create_task(self._reconcile(LocalCluster(self.store, hpa.read_load, self._on_event)))
 
     def delete(self) -> None:
         """Delete the service: its pods end gracefully."""
@@ -87,11 +88,11 @@ class Plane:
             if not self.store.list("Pod"):
                 return
 
-    async def _reconcile(self) -> None:
+    async def _reconcile(self, cluster: LocalCluster) -> None:
         while True:
             seen = self.store.version
             try:
-                again = await reconcile(self._cluster, self.key, self._image, self._node.clock)
+                again = await reconcile(cluster, self.key, self._image, self._node.clock)
             except StaleObservation:
                 continue
             with contextlib.suppress(TimeoutError):

@@ -6,6 +6,7 @@ A runner belongs to the kubelet. It writes nothing but the status of its pod, an
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -95,6 +96,7 @@ class PodRunner:
                 await self._process.stop(self._grace_seconds)
         finally:
             self.kill()
+            shutil.rmtree(self._folder / "volumes", ignore_errors=True)
 
     async def _live(self) -> None:
         placement = self._placements[self._name] = await self._place()

@@ -5,6 +5,7 @@ run it by an overlay. The fake is steered by its environment, which the overlay 
 
     FAKE_PHASE_SECONDS   how long each start-up phase takes
     FAKE_TOKEN_SECONDS   how long each token of an answer takes
+    FAKE_TOKENS          how many tokens an answer has
     FAKE_FAILURE         the last words of a server that fails before it is ready, `Reason: message`
     FAKE_EXIT_CODE       with which it then ends
 
@@ -34,7 +35,9 @@ WORDS = ("The ", "capital ", "of ", "France ", "is ", "Paris.")
 
 def fake_service(name: str = "fake", environment: dict[str, str] | None = None, **spec: Any) -> Manifest:
     """An LLMService that runs the fake. Keyword arguments are fields of its spec."""
-    settings = {"FAKE_PHASE_SECONDS": "0.02", "FAKE_TOKEN_SECONDS": "0.01"} | (environment or {})
+    settings = {"FAKE_PHASE_SECONDS": "0.02", "FAKE_TOKEN_SECONDS": "0.01", "FAKE_TOKENS": str(len(WORDS))} | (
+        environment or {}
+    )
     server = {
         "name": names.CONTAINER,
         "command": [sys.executable, "-m", "paceline_operator.local.testing"],
@@ -121,7 +124,7 @@ class FakeServer:
         self.running += 1
         self.idle.clear()
         try:
-            await self._stream(answer, int(body.get("max_tokens", len(WORDS))))
+            await self._stream(answer, min(int(body["max_tokens"]), int(os.environ["FAKE_TOKENS"])))
         finally:
             self.running -= 1
             if not self.running:
@@ -130,7 +133,7 @@ class FakeServer:
 
     async def _stream(self, answer: web.StreamResponse, tokens: int) -> None:
         for index in range(tokens):
-            await asyncio.sleep(float(os.environ.get("FAKE_TOKEN_SECONDS", "0")))
+            await asyncio.sleep(float(os.environ["FAKE_TOKEN_SECONDS"]))
             if index == 0:
                 self.served += 1
             await _send(answer, {"choices": [{"index": 0, "delta": {"content": WORDS[index % len(WORDS)]}}]})
@@ -157,7 +160,7 @@ async def _serve(host: str, port: int) -> None:
     runner = web.AppRunner(server.app(), handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, host, port).start()
-    starting = asyncio.create_task(server.start(float(os.environ.get("FAKE_PHASE_SECONDS", "0"))))
+    starting = asyncio.create_task(server.start(float(os.environ["FAKE_PHASE_SECONDS"])))
     await drain.wait()
     server.draining = True
     await server.idle.wait()

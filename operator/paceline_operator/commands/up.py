@@ -1,0 +1,27 @@
+"""`paceline up FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline_operator.local.up import UpOptions, up
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run an LLMService on this machine."""
+    parser = argparse.ArgumentParser(
+        prog="paceline up",
+        description="Run an LLMService on this machine, without a cluster: the pods that the operator renders, as "
+        "processes, with their probes, restarts, drain and scaling. It ends with Ctrl-C.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="manifest with one LLMService")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, metavar="N", help="port to listen on (default: 8000; 0: any free one)")
+    parser.add_argument("--cpu", action="store_true", help="run on the CPU, whatever spec.resources says of GPUs")
+    parser.add_argument("--prompt", metavar="TEXT", help="ask this when ready, print answer and numbers, and end")
+    parser.add_argument("--detach", action="store_true", help="leave it running in the background when it is ready")
+    chosen = parser.parse_args(arguments)
+    return asyncio.run(up(UpOptions(**vars(chosen))))

@@ -1,0 +1,88 @@
+"""How far the servers of the pods have come in starting, from their /readyz. Only for people: nothing is decided by it.
+
+`up` runs a `StartupWatch` beside the plane and shows its phases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+
+from paceline_operator import names
+from paceline_operator.cluster import Manifest
+from paceline_operator.local import pod as pods_
+from paceline_operator.local.state import Phase
+from paceline_operator.local.store import Store
+from paceline_operator.pods import is_running
+
+_POLL_SECONDS = 0.2
+_ANSWER_SECONDS = 2.0
+START_PROCESS = "start_process"
+"""The phase before the server's own: until it answers at all."""
+
+
+class _Start:
+    """One start of one server: its phases as they were last told, and when the current one was first seen."""
+
+    def __init__(self, now: float) -> None:
+        self.finished: tuple[Phase, ...] = ()
+        self.current: str | None = START_PROCESS
+        self.since = now
+
+    def take(self, answer: dict[str, Any], now: float) -> None:
+        """Take in an answer of /readyz."""
+        told = answer["phases"]
+        if self.current == START_PROCESS:
+            self.finished = (Phase(START_PROCESS, now - self.since, done=True),)
+        begun = next((phase["name"] for phase in told if phase["seconds"] is None), None)
+        done = tuple(
+            Phase(phase["name"], phase["seconds"], done=True) for phase in told if phase["seconds"] is not None
+        )
+        self.finished = self.finished[:1] + done
+        if begun != self.current:
+            self.current, self.since = begun, now
+
+    def phases(self, now: float) -> tuple[Phase, ...]:
+        """All phases as of now."""
+        if self.current is None:
+            return self.finished
+        return (*self.finished, Phase(self.current, now - self.since, done=False))
+
+
+class StartupWatch:
+    """The phases of every pod of a store."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._starts: dict[tuple[str, int], _Start] = {}  # by pod and restart count
+
+    def phases(self) -> dict[str, tuple[Phase, ...]]:
+        """Phases of each pod's latest start."""
+        now = self._clock()
+        return {pod: start.phases(now) for (pod, _), start in sorted(self._starts.items())}
+
+    async def run(self) -> None:
+        """Ask servers that start, until cancelled."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS)) as session:
+            while True:
+                pods = {pod["metadata"]["name"]: pod for pod in self._store.list("Pod")}
+                self._starts = {key: start for key, start in self._starts.items() if key[0] in pods}
+                await asyncio.gather(*(self._ask(session, pod) for pod in pods.values() if is_running(pod)))
+                await asyncio.sleep(_POLL_SECONDS)
+
+    async def _ask(self, session: aiohttp.ClientSession, pod: Manifest) -> None:
+        name, (container,) = pod["metadata"]["name"], pod["status"]["containerStatuses"]
+        start = self._starts.setdefault((name, container["restartCount"]), _Start(self._clock()))
+        if start.current is None:
+            return
+        url = f"http://{pods_.POD_IP}:{pods_.port(pod, names.PORT_NAME)}/readyz"
+        try:
+            async with session.get(url) as answer:
+                start.take(await answer.json(), self._clock())
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError):
+            return  # it does not listen yet, or ends just now

@@ -1,0 +1,130 @@
+"""The file given to `paceline up` is checked whole: every mistake at once, with its path, before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline_operator.cluster import Manifest
+from paceline_operator.local import manifest
+from paceline_operator.local.errors import InvalidManifest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def service(**spec: Any) -> Manifest:
+    return {
+        "apiVersion": "paceline.dev/v1alpha1",
+        "kind": "LLMService",
+        "metadata": {"name": "x"},
+        "spec": {"model": "hf://a/b", **spec},
+    }
+
+
+def load(folder: Path, document: Any, *, cpu: bool = False) -> Manifest:
+    file = folder / "service.yaml"
+    file.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
+    return manifest.load(file, cpu=cpu)
+
+
+def mistakes(folder: Path, document: Any) -> tuple[str, ...]:
+    with pytest.raises(InvalidManifest) as raised:
+        load(folder, document)
+    return raised.value.mistakes
+
+
+def overlay(**pod: Any) -> dict[str, Any]:
+    return {"template": {"spec": pod}}
+
+
+def server(**container: Any) -> dict[str, Any]:
+    return overlay(containers=[{"name": "server", **container}])
+
+
+def test_the_one_required_field_is_enough_and_the_rest_has_defaults(tmp_path: Path) -> None:
+    loaded = load(tmp_path, service())
+    assert loaded["metadata"] == {"name": "x", "namespace": "default"}
+    assert loaded["spec"]["replicas"] == 1
+
+
+def test_all_mistakes_of_a_file_are_told_at_once_each_with_its_path(tmp_path: Path) -> None:
+    document = service(replicas=-1, modle="y", autoscaling={"minReplicas": 3, "maxReplicas": 2})
+    document["metadata"] = {"name": "Not_A_Name"}
+    document["extra"] = 1
+    found = mistakes(tmp_path, document)
+    for path in (
+        "extra:",
+        "metadata.name:",
+        "spec.replicas:",
+        "spec.modle: unknown field, did you mean model?",
+        "spec.autoscaling:",
+    ):
+        assert any(mistake.startswith(path) for mistake in found), (path, found)
+
+
+@pytest.mark.parametrize(
+    ("document", "word"),
+    [
+        ("spec: [", "not valid YAML"),
+        ("", "it has nothing"),
+        ("kind: ConfigMap", "it has ConfigMap"),
+        ("kind: LLMService\n---\nkind: LLMService", "it has LLMService, LLMService"),
+        ("- 1", "something without a kind"),
+        ("apiVersion: paceline.dev/v1alpha1\nkind: LLMService\nmetadata: {name: x}", "spec: required"),
+        ("apiVersion: v1\nkind: LLMService\nspec: {model: hf://a/b}", "metadata: required"),
+    ],
+)
+def test_a_file_that_is_no_llmservice_is_refused_by_what_it_is(tmp_path: Path, document: str, word: str) -> None:
+    assert any(word in mistake for mistake in mistakes(tmp_path, document))
+
+
+def test_a_file_that_does_not_exist_is_told_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidManifest, match=r"nowhere\.yaml cannot be run"):
+        manifest.load(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("spec", "word"),
+    [
+        ({"model": "pvc://claim/path"}, "write file:///PATH"),
+        ({"resources": {"limits": {"cpu": "many"}}}, "spec.resources.limits.cpu"),
+        (overlay(containers=[{"name": "sidecar", "image": "x"}]), "containers sidecar"),
+        (overlay(initContainers=[{"name": "init", "image": "x"}]), "initContainers"),
+        (overlay(hostAliases=[]), "hostAliases"),
+        (server(envFrom=[]), "envFrom"),
+        (server(lifecycle={"preStop": {"exec": {"command": ["x"]}}}), "preStop exec"),
+        (server(livenessProbe={"httpGet": None, "exec": {"command": ["x"]}}), "livenessProbe asks by exec"),
+        (overlay(volumes=[{"name": "s", "secret": {"secretName": "x"}}]), "volume s is of kind secret"),
+        (server(volumeMounts=[{"name": "tmp", "mountPath": "/a", "subPath": "b"}]), "subPath"),
+    ],
+)
+def test_what_only_a_cluster_does_is_refused_by_name(tmp_path: Path, spec: dict[str, Any], word: str) -> None:
+    assert any(word in mistake for mistake in mistakes(tmp_path, service(**spec)))
+
+
+@pytest.mark.parametrize(
+    ("resources", "left"),
+    [
+        (None, {}),
+        ({"limits": {"nvidia.com/gpu": "1", "memory": "4Gi"}}, {"limits": {"memory": "4Gi"}}),
+        ({"requests": {"cpu": "1"}}, {"requests": {"cpu": "1"}}),
+    ],
+)
+def test_cpu_takes_the_nvidia_devices_out_of_the_resources(tmp_path: Path, resources: Any, left: Any) -> None:
+    document = service(**({"resources": resources} if resources else {}))
+    assert load(tmp_path, document, cpu=True)["spec"]["resources"] == left
+
+
+def test_what_has_no_meaning_on_one_machine_is_noted_and_not_refused(tmp_path: Path) -> None:
+    document = service(image="x", resources={"limits": {"memory": "4Gi"}}, **overlay(nodeSelector={"a": "b"}))
+    notes = "\n".join(manifest.notes(load(tmp_path, document)))
+    for field in ("spec.image", "spec.resources.limits", "spec.template.spec.nodeSelector"):
+        assert field in notes
+
+
+def test_the_sample_that_make_demo_serves_can_be_run_here() -> None:
+    loaded = manifest.load(ROOT / "manifests" / "samples" / "smollm2.yaml")
+    assert loaded["metadata"]["name"] == "smollm2"

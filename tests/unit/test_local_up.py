@@ -1,0 +1,201 @@
+"""`paceline up` from its first line to its last: start-up, prompt, drain by Ctrl-C, and what stands in its way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from paceline_operator.cluster import Key, Manifest
+from paceline_operator.local.errors import AddressInUse, AlreadyRunning, StartFailed
+from paceline_operator.local.state import Snapshot, StateFolder
+from paceline_operator.local.testing import fake_service
+from paceline_operator.local.up import UpOptions, up
+
+KEY = Key("default", "fake")
+
+
+class Terminal:
+    """One `paceline up` under test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.environment: Mapping[str, str] = {**os.environ, "XDG_STATE_HOME": str(folder), "HOME": str(folder)}
+        self.folder = folder
+        self.output = io.StringIO()
+        self.state = StateFolder.of(KEY, self.environment)
+
+    async def up(self, service: Manifest, **options: Any) -> int:
+        """Run it to its end; port 0 unless told otherwise."""
+        file = self.folder / "service.yaml"
+        file.write_text(yaml.safe_dump(service))
+        return await up(UpOptions(file, **{"port": 0, **options}), self.output, self.environment)
+
+    async def until(self, condition: Callable[[Snapshot], object]) -> Snapshot:
+        """Wait for the published snapshot to satisfy a condition."""
+        async with asyncio.timeout(30):
+            while not ((snapshot := self.state.read()) and condition(snapshot)):
+                await asyncio.sleep(0.02)
+            return snapshot
+
+    @asynccontextmanager
+    async def running(self, service: Manifest, **options: Any) -> AsyncIterator[asyncio.Task[int]]:
+        """Have it run meanwhile; it is ended as by Ctrl-C when the test has not done so."""
+        task = asyncio.create_task(self.up(service, **options))
+        try:
+            yield task
+        finally:
+            if not task.done():
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.wait_for(task, 30)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    """A terminal, after whose test no server may be left."""
+    yield Terminal(tmp_path)
+    assert not servers_of(tmp_path)
+
+
+def servers_of(folder: Path) -> list[str]:
+    """Command lines of processes that were started with a file below the folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(entry.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [line for line in found if str(folder) in line]
+
+
+def is_ready(snapshot: Snapshot) -> bool:
+    conditions = snapshot.service["status"].get("conditions", ())
+    return any(found["type"] == "Ready" and found["status"] == "True" for found in conditions)
+
+
+def ask(session: aiohttp.ClientSession, url: str, tokens: int = 100) -> Any:
+    return session.post(f"{url}/v1/chat/completions", json={"max_tokens": tokens})
+
+
+async def test_a_prompt_is_answered_with_its_numbers_and_the_table_and_everything_has_ended(terminal: Terminal) -> None:
+    assert await terminal.up(fake_service(), prompt="Name the capital city of France.") == 0
+    lines = terminal.output.getvalue().splitlines()
+    text = "\n".join(lines)
+    for label in ("start server", "start engine", "load weights", "allocate KV cache", "warm up"):
+        assert sum(label in line and "✓" in line for line in lines) == 1
+    assert "The capital of France is Paris." in text
+    assert "TTFT " in text
+    assert "tokens/s" in text
+    heading = next(line for line in lines if line.startswith("NAME"))
+    assert heading.split() == ["NAME", "MODEL", "READY", "QUEUE", "TTFT-P95", "URL", "REASON", "AGE"]
+    row = lines[lines.index(heading) + 1].split()
+    assert row[:4] == ["fake", "hf://fake/Model", "True", "0"]
+    assert float(row[4]) > 0
+    assert terminal.state.holder() is None
+
+
+async def test_a_prompt_for_a_model_that_does_not_exist_fails_with_the_reason(terminal: Terminal) -> None:
+    with pytest.raises(StartFailed, match=r"ModelNotFound: .*hf://fake/missing is neither"):
+        await terminal.up(fake_service(model="hf://fake/missing"), prompt="x")
+    assert "✗ ModelNotFound" in terminal.output.getvalue()
+
+
+async def test_a_configuration_mistake_ends_the_prompt_without_waiting_for_more_restarts(terminal: Terminal) -> None:
+    mistake = {"FAKE_FAILURE": "InvalidConfiguration: engine.x: unknown key", "FAKE_EXIT_CODE": "78"}
+    with pytest.raises(StartFailed, match=r"engine\.x: unknown key"):
+        await terminal.up(fake_service(environment=mistake), prompt="x")
+    assert "restarted (2)" not in terminal.output.getvalue()
+
+
+async def test_a_gpu_that_is_not_there_ends_the_prompt_and_says_what_to_do(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline_operator.local.machine._gpus", lambda: ())
+    with pytest.raises(StartFailed, match="--cpu"):
+        await terminal.up(fake_service(resources={"limits": {"nvidia.com/gpu": "1"}}), prompt="x")
+
+
+async def test_ctrl_c_finishes_running_streams_and_ends_with_0(terminal: Terminal) -> None:
+    service = fake_service(environment={"FAKE_TOKENS": "20", "FAKE_TOKEN_SECONDS": "0.05"})
+    async with terminal.running(service) as task, aiohttp.ClientSession() as client:
+        snapshot = await terminal.until(is_ready)
+        async with ask(client, snapshot.url) as answer:
+            await answer.content.readline()
+            os.kill(os.getpid(), signal.SIGINT)
+            assert (await answer.content.read()).endswith(b"data: [DONE]\n\n")
+        assert await task == 0
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await ask(client, snapshot.url)
+
+
+async def test_a_second_ctrl_c_ends_every_server_at_once(terminal: Terminal) -> None:
+    service = fake_service(environment={"FAKE_TOKENS": "1000", "FAKE_TOKEN_SECONDS": "0.5"}, drainSeconds=600)
+    async with terminal.running(service) as task, aiohttp.ClientSession() as client:
+        snapshot = await terminal.until(is_ready)
+        async with ask(client, snapshot.url, tokens=1000) as answer:
+            await answer.content.readline()
+            os.kill(os.getpid(), signal.SIGINT)
+            while "draining" not in terminal.output.getvalue():
+                await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert await asyncio.wait_for(task, 10) == 130
+
+
+async def test_the_front_door_says_503_with_the_reason_until_the_service_is_ready(terminal: Terminal) -> None:
+    async with (
+        terminal.running(fake_service(environment={"FAKE_PHASE_SECONDS": "0.3"})),
+        aiohttp.ClientSession() as client,
+    ):
+        snapshot = await terminal.until(lambda found: not is_ready(found))
+        async with ask(client, snapshot.url) as answer:
+            assert answer.status == 503
+            assert "fake is not ready" in (await answer.json())["error"]["message"]
+        await terminal.until(is_ready)
+        async with ask(client, snapshot.url) as answer:
+            assert answer.status == 200
+
+
+async def test_nothing_is_started_when_the_port_is_taken(terminal: Terminal) -> None:
+    taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    async with taken:
+        port = taken.sockets[0].getsockname()[1]
+        with pytest.raises(AddressInUse, match="--port"):
+            await terminal.up(fake_service(), port=port)
+    assert not terminal.state.pods.exists()
+
+
+async def test_a_service_that_is_up_already_is_asked_and_left_as_it_is(terminal: Terminal) -> None:
+    async with terminal.running(fake_service()) as task:
+        await terminal.until(is_ready)
+        second = Terminal(terminal.folder)
+        with pytest.raises(AlreadyRunning, match="paceline down fake"):
+            await second.up(fake_service())
+        with pytest.raises(AlreadyRunning, match="another spec"):
+            await second.up(fake_service(drainSeconds=7), prompt="x")
+        assert await second.up(fake_service(), prompt="x") == 0
+        assert "The capital of France is Paris." in second.output.getvalue()
+        assert not task.done()
+
+
+async def test_load_scales_the_service_up_behind_the_same_url(terminal: Terminal) -> None:
+    service = fake_service(
+        environment={"FAKE_TOKENS": "1000", "FAKE_TOKEN_SECONDS": "0.05"},
+        autoscaling={"minReplicas": 1, "maxReplicas": 2, "targetQueueDepth": 2},
+        drainSeconds=0,
+    )
+    async with terminal.running(service), aiohttp.ClientSession() as client:
+        snapshot = await terminal.until(is_ready)
+        streams = [await ask(client, snapshot.url, tokens=1000) for _ in range(4)]
+        snapshot = await terminal.until(lambda found: found.service["status"]["readyReplicas"] == 2)
+        assert snapshot.service["spec"]["replicas"] == 2
+        ready = {found["type"]: found["reason"] for found in snapshot.service["status"]["conditions"]}
+        assert ready["ScalingReady"] == "ValidMetricFound"
+        for stream in streams:
+            stream.close()
