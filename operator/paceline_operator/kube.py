@@ -89,7 +89,7 @@ class KubeClient:
         return Credentials(
             server=self._configuration.host,
             authority=self._configuration.ssl_ca_cert,
-            token=header.removeprefix("Bearer ") if header else None,
+            token=header.split()[-1] if header else None,  # after "Bearer", or "bearer" from a service account
             certificate=self._configuration.cert_file,
             private_key=self._configuration.key_file,
             insecure=not self._configuration.verify_ssl,
