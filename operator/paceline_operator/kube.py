@@ -218,7 +218,8 @@ def _with_types(answer: Manifest) -> list[Manifest]:
 def _error(status: int, message: str, request: str) -> Exception:
     if status == 409 or "is being terminated" in message:
         return StaleObservation(f"{request}: {message}")
-    if status == 429 or status >= 500:
+    # A field that the schema does not have is the request's fault, though server-side apply answers it with 500.
+    if status == 429 or (status >= 500 and "field not declared in schema" not in message):
         return ClusterUnavailable(f"{request}: {status} {message}")
     return RequestRefused(status, message)
 

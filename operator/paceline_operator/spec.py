@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
 
 from paceline_operator import names
 from paceline_operator.cluster import Key, Manifest
@@ -231,7 +232,7 @@ def _suggestion(location: list[str]) -> str:
     section: type[BaseModel] = LLMServiceSpec
     for part in location[:-1]:
         field = next((info for info in section.model_fields.values() if info.alias == part), None)
-        nested = _nested_section(field.annotation) if field else None
+        nested = section_type(field) if field else None
         if nested is None:
             return ""
         section = nested
@@ -240,6 +241,7 @@ def _suggestion(location: list[str]) -> str:
     return f", did you mean {close[0]}?" if close else ""
 
 
-def _nested_section(annotation: Any) -> type[BaseModel] | None:
-    candidates = [annotation, *getattr(annotation, "__args__", ())]
+def section_type(field: FieldInfo) -> type[BaseModel] | None:
+    """The type of a field that is a section of its own; None for a plain value."""
+    candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
     return next((item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), None)
