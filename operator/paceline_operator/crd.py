@@ -1,4 +1,4 @@
-"""Whether the API server knows LLMServices as this operator does: the CRD is installed, and not older than the operator.
+"""Whether the API server knows LLMServices as this operator does: the CRD is there, and not older than the operator.
 
 An API server drops fields that its CRD lacks without a word, so an operator beside an old CRD would act on half of what
 a user wrote. Asked by `run` before anything is watched; what is amiss is said in the log and at /readyz.

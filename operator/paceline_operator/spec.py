@@ -7,7 +7,6 @@ Called by `reconcile` on what the API server stored, and by `local` on files of 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
@@ -20,17 +19,18 @@ from paceline_operator import names
 from paceline_operator.cluster import Key, Manifest
 from paceline_operator.errors import FieldError, InvalidSpec
 from paceline_operator.model_uri import ModelUri, parse_model_uri
+from paceline_operator.quantity import parse_quantity
 
 Count = Annotated[int, Field(ge=1)]
 
-_QUANTITY: Final = re.compile(r"\+?\d+(\.\d+)?([eE]\d+|[numkMGTPE]|[KMGTPE]i)?")
-
 
 def _quantity(value: object) -> str:
-    text = str(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else ""
-    if not _QUANTITY.fullmatch(text):
+    """A number with a fraction is refused as by the CRD: JSON has no exact one, so it is written as a string."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(f"{value!r} is not a quantity; write a string such as '500m', '2' or '4Gi'")
-    return text
+    if parse_quantity(value) < 0:
+        raise ValueError(f"{value!r} is negative")
+    return str(value)
 
 
 Quantity = Annotated[str, BeforeValidator(_quantity)]

@@ -14,8 +14,8 @@ from paceline_operator.local import columns
 from paceline_operator.local.backoff import BackOff
 from paceline_operator.local.machine import Machine, Placement, Unschedulable, place
 from paceline_operator.local.probes import Probe, Verdict
-from paceline_operator.local.quantity import parse_quantity
 from paceline_operator.local.volumes import Mounts
+from paceline_operator.quantity import parse_quantity
 
 ROOT = Path(__file__).resolve().parents[2]
 

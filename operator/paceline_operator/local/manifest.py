@@ -18,8 +18,8 @@ from paceline_operator.desired import render
 from paceline_operator.errors import InvalidSpec
 from paceline_operator.local import container
 from paceline_operator.local.errors import InvalidManifest
-from paceline_operator.local.quantity import parse_quantity
 from paceline_operator.model_uri import Claim
+from paceline_operator.quantity import parse_quantity
 from paceline_operator.spec import LLMService, LLMServiceSpec, parse_spec
 
 IMAGE = "localhost/paceline-server"
