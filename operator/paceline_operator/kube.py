@@ -28,6 +28,10 @@ _JSON: Final = "application/json"
 _APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
 _MERGE: Final = "application/merge-patch+json"
 
+# Refusals that are about the moment, not about the request: the namespace goes away, or an apply named the uid of an
+# object that has been replaced.
+_STALE_WORDS: Final = ("because it is being terminated", "metadata.uid: Invalid value")
+
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
@@ -216,7 +220,7 @@ def _with_types(answer: Manifest) -> list[Manifest]:
 
 
 def _error(status: int, message: str, request: str) -> Exception:
-    if status == 409 or "is being terminated" in message:
+    if status == 409 or any(words in message for words in _STALE_WORDS):
         return StaleObservation(f"{request}: {message}")
     # A field that the schema does not have is the request's fault, though server-side apply answers it with 500.
     if status == 429 or (status >= 500 and "field not declared in schema" not in message):
