@@ -22,8 +22,9 @@ from paceline_operator.local import columns, manifest
 from paceline_operator.local.cluster import key_of
 from paceline_operator.local.detached import Detached
 from paceline_operator.local.errors import AlreadyRunning, StartFailed
+from paceline_operator.local.invocation import paceline
 from paceline_operator.local.outlook import hopeless
-from paceline_operator.local.progress import Progress, condition, current
+from paceline_operator.local.progress import Progress, serves
 from paceline_operator.local.prompt import ask
 from paceline_operator.local.race import first_of
 from paceline_operator.local.served import Served
@@ -82,12 +83,13 @@ class _Session:
 
     async def visit(self, folder: StateFolder, running: Snapshot) -> int:
         """The service is up already: ask it, or leave it as it is."""
-        stop = f"`paceline down {self._name}` stops it"
+        stop = f"`{paceline('down', self._name)}` stops it"
         if _without_replicas(running.service["spec"]) != _without_replicas(self._service["spec"]):
             raise AlreadyRunning(f"{self._name} is up already (process {running.pid}) with another spec: {stop}")
         if not (self._options.detach or self._options.prompt):
             raise AlreadyRunning(f"{self._name} is up already at {running.url} (process {running.pid}): {stop}")
         self._progress.say(f"{self._name} is up already at {running.url} (process {running.pid}); {stop}")
+        self._progress.leave_out(running)
         await self._use(lambda: _still_there(folder, self._name))
         self._say_how_to_use(running)
         return 0
@@ -109,8 +111,7 @@ class _Session:
             return _KILLED
         if snapshot := folder.read():
             self._say_how_to_use(snapshot)
-        self._progress.say(f"\nIt goes on serving. `paceline logs {self._name}` shows its log,")
-        self._progress.say(f"`paceline down {self._name}` stops it.")
+        self._progress.say(f"\nIt goes on serving.\n  {paceline('logs', self._name)}\n  {paceline('down', self._name)}")
         return 0
 
     async def host(self, folder: StateFolder, environment: Mapping[str, str]) -> int:
@@ -174,7 +175,7 @@ class _Session:
         while True:
             if snapshot := read():
                 self._progress.show(snapshot)
-                if condition(snapshot, "Ready").get("status") == "True" and current(snapshot) is None:
+                if serves(snapshot):
                     return snapshot
                 if not patient and (reason := hopeless(snapshot)):
                     raise StartFailed(f"{self._name} does not start: {reason}")
