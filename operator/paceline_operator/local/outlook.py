@@ -27,6 +27,9 @@ _PATIENT: Final = ("ContainerCreating", "PodInitializing")  # waiting reasons th
 
 def hopeless(snapshot: Snapshot) -> str | None:
     """Why waiting would not help: nothing fits, a source is missing, or the server keeps ending. None while it may."""
+    ready = condition(snapshot, conditions.ConditionType.READY)
+    if ready.get("reason") == conditions.SCALED_TO_ZERO:
+        return str(ready["message"])
     degraded = condition(snapshot, conditions.ConditionType.DEGRADED)
     if degraded.get("status") != conditions.Truth.TRUE:
         return None

@@ -19,6 +19,7 @@ from paceline_operator.pods import is_ready, is_running
 _LABELS = {
     START_PROCESS: "start server",
     "start_engine": "start engine",
+    "fetch_model": "fetch model",
     "load_weights": "load weights",
     "allocate_kv_cache": "allocate KV cache",
     "warmup": "warm up",

@@ -21,7 +21,7 @@ from paceline_operator.cluster import Manifest
 from paceline_operator.local import columns, manifest
 from paceline_operator.local.cluster import key_of
 from paceline_operator.local.detached import Detached
-from paceline_operator.local.errors import AlreadyRunning, StartFailed
+from paceline_operator.local.errors import AlreadyRunning, NotSupportedLocally, StartFailed
 from paceline_operator.local.invocation import paceline
 from paceline_operator.local.outlook import hopeless
 from paceline_operator.local.progress import Progress, serves
@@ -54,6 +54,10 @@ async def up(options: UpOptions, output: TextIO = sys.stdout, environment: Mappi
     Raises:
         LocalError: it cannot be run, does not become ready, or the prompt is not answered.
     """
+    if sys.platform != "linux":
+        raise NotSupportedLocally(
+            "paceline up needs Linux: it relies on /proc and PR_SET_PDEATHSIG to leave no server behind"
+        )
     service = manifest.load(options.file, cpu=options.cpu)
     folder = StateFolder.of(key_of(service), environment)
     session = _Session(options, service, Progress(output))
@@ -178,7 +182,8 @@ class _Session:
                 if serves(snapshot):
                     return snapshot
                 if not patient and (reason := hopeless(snapshot)):
-                    raise StartFailed(f"{self._name} does not start: {reason}")
+                    log = f"`{paceline('logs', self._name)}` shows what it has logged"
+                    raise StartFailed(f"{self._name} does not start: {reason}\n{log}")
             await asyncio.sleep(_TICK_SECONDS)
 
     async def _until_measured(self, read: Callable[[], Snapshot | None], snapshot: Snapshot) -> Snapshot:
