@@ -6,6 +6,7 @@ that a model is never in memory twice. Everything that a family does differently
 
 from __future__ import annotations
 
+from ctypes import c_double
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ from paceline_server.model.packing import PackedBatch
 
 FUSED_FAMILIES = frozenset({"granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"})
 """Values of model_type whose layers are built as this decoder's."""
+
+STAGES = ("rows", "attention", "projections", "output", "gated", "down", "head")
+"""Where the time of a step goes: norms, rotation and conversions; attention; each of the matrix products."""
 
 _FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 _INT8 = 2
@@ -75,6 +79,12 @@ class FusedDecoder:
     def vocabulary(self) -> int:
         """Columns of the logits."""
         return int(self._shape.vocabulary)
+
+    def seconds(self) -> dict[str, float]:
+        """Time of all steps so far, by stage."""
+        seconds = (c_double * len(STAGES))()
+        self._pool.library.call("decoder_seconds", self.handle.address, seconds)
+        return dict(zip(STAGES, seconds, strict=True))
 
     def logits(self, batch: PackedBatch, attention: CpuAttention) -> Tensor:
         """Compute a step: [R, vocabulary] float32 for the R rows that are sampled. `attention` has planned it."""

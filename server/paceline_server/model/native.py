@@ -91,6 +91,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "decoder_new": (c_void_p, (c_void_p, POINTER(DecoderShape), *[POINTER(Source)] * 4)),
     "decoder_free": (None, (c_void_p,)),
     "decoder_add_layer": (c_void_p, (c_void_p, POINTER(LayerSource))),
+    "decoder_seconds": (None, (c_void_p, c_void_p)),
     "decoder_step": (c_void_p, (c_void_p, c_void_p, POINTER(StepShape), POINTER(StepInput), c_void_p)),
 }
 """Result and arguments of each function of csrc/api.cpp, without its prefix."""

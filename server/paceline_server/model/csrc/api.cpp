@@ -86,4 +86,9 @@ Decoder* paceline_decoder_step(Decoder* decoder, Attention* attention, const Ste
   });
 }
 
+// Seconds that all steps so far took, by Stage.
+void paceline_decoder_seconds(const Decoder* decoder, double* seconds) {
+  for (const double one : decoder->stopwatch().seconds()) *seconds++ = one;
+}
+
 }  // extern "C"

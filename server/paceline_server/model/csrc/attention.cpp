@@ -40,9 +40,9 @@ class TileReader {
   void prefetch(int begin) const {
     if (size_ % kLanes != 0) return;
     const Half half = const_cast<TileReader*>(this)->read(begin, kLanes, 0);
-    for (int row = 0; row < cache_.key_rows(); ++row) __builtin_prefetch(half.keys + row * half.key_stride);
+    for (int row = 0; row < cache_.key_rows(); ++row) __builtin_prefetch(half.keys + row * half.key_stride, 0, 2);
     const int words = kLanes / cache_.values_per_word() * cache_.value_columns();
-    for (int word = 0; word < words; word += 16) __builtin_prefetch(half.values + word);
+    for (int word = 0; word < words; word += 16) __builtin_prefetch(half.values + word, 0, 2);
   }
 
  private:
@@ -80,31 +80,31 @@ class TileReader {
 // The running softmax of one row.
 struct RowState {
   float maximum = kMasked;
-  float sum = 0.0f;
+  Floats sum{};
 };
 
-// Turn a row's scores into powers of two relative to its maximum, of which the first `visible` count; scales what the
-// row has gathered so far when the maximum grows.
-void soften(float* scores, int visible, RowState& state, float* gathered, int columns) {
-  float highest = kMasked;
-#pragma omp simd reduction(max : highest)
-  for (int c = 0; c < kTileColumns; ++c) {
-    scores[c] = c < visible ? scores[c] : kMasked;
-    highest = scores[c] > highest ? scores[c] : highest;
+// Turn a row's scores of a tile into powers of two relative to its maximum, of which the first `visible` count, in the
+// form in which they weigh the values. What the row has gathered so far is scaled when the maximum grows.
+template <class Format>
+void soften(const float* scores, int visible, RowState& state, float* gathered, int columns, int32_t* weights) {
+  Floats left = load(scores), right = load(scores + kLanes);
+  if (visible < kTileColumns) {
+    const Ints number = lane_numbers();
+    left = number < splat(visible) ? left : splat(kMasked);
+    right = number < splat(visible - kLanes) ? right : splat(kMasked);
   }
-  if (highest > state.maximum) {
+  const Floats higher = left > right ? left : right;
+  if (any_above(higher, state.maximum)) {
+    const float highest = maximum_of(higher);
     const float shrink = exp2_of(state.maximum - highest);
     state.maximum = highest;
-    state.sum *= shrink;
+    state.sum *= splat(shrink);
     scale_row(gathered, shrink, columns);
   }
-  float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-  for (int c = 0; c < kTileColumns; ++c) {
-    scores[c] = exp2_of(scores[c] - state.maximum);
-    sum += scores[c];
-  }
-  state.sum += sum;
+  left = exp2_of(left - splat(state.maximum));
+  right = exp2_of(right - splat(state.maximum));
+  state.sum += left + right;
+  Format::pack(weights, left, right);
 }
 
 template <class Format>
@@ -204,26 +204,24 @@ void Attention::attend(const Task& task, int layer, const float* query, ptrdiff_
     for (int next = begin + kTileColumns; next < std::min(task.kv_end, begin + 2 * kTileColumns); next += kLanes) {
       reader.prefetch(next);
     }
-    multiply({work.query.data(), query_words, halves[0].keys, halves[1].keys, halves[0].key_stride, cache_.key_rows(),
-              scores, kTileColumns, false});
+    multiply({work.query.data(), query_words, {{halves[0].keys, halves[1].keys, cache_.key_rows()}, {}},
+              halves[0].key_stride, scores, kTileColumns, false});
     for (int row = 0; row < rows; ++row) {
-      float* const line = scores + row * kTileColumns;
       const int visible = std::min(limits[row], task.kv_end) - begin;
+      int32_t* const weights = work.weights.data() + row * kWeightWords;
       if (visible > 0) {
-        soften(line, visible, states[row], work.gathered.data() + ptrdiff_t(row) * columns, columns);
+        soften<Format>(scores + row * kTileColumns, visible, states[row],
+                       work.gathered.data() + ptrdiff_t(row) * columns, columns, weights);
       } else {
-        std::memset(line, 0, sizeof(float) * kTileColumns);
+        std::memset(weights, 0, sizeof(int32_t) * kWeightWords);
       }
-      prepare_row(kForm<Format>, line, kTileColumns, work.weights.data() + row * kWeightWords, nullptr);
     }
-    for (int half = 0; half < 2; ++half) {
-      const int words = (counts[half] + Format::kValues - 1) / Format::kValues;
-      const int32_t* const weights = work.weights.data() + half * kWeightWords / 2;
-      for (int column = 0; words > 0 && column < columns; column += kTileColumns) {
-        const int32_t* const values = halves[half].values + column;
-        multiply({weights, kWeightWords, values, values + kLanes, columns, words, work.gathered.data() + column,
-                  columns, true});
-      }
+    const int words[2] = {(counts[0] + Format::kValues - 1) / Format::kValues,
+                          (counts[1] + Format::kValues - 1) / Format::kValues};
+    for (int column = 0; column < columns; column += kTileColumns) {
+      const int32_t *const first = halves[0].values + column, *const second = halves[1].values + column;
+      multiply({work.weights.data(), kWeightWords, {{first, first + kLanes, words[0]}, {second, second + kLanes, words[1]}},
+                columns, work.gathered.data() + column, columns, true});
     }
   }
   for (int row = 0; row < rows; ++row) {
@@ -232,12 +230,12 @@ void Attention::attend(const Task& task, int layer, const float* query, ptrdiff_
       float* const to = parts_.get() + (task.part * kTileRows + row) * part_stride();
       std::memcpy(to, gathered, sizeof(float) * static_cast<size_t>(columns));
       to[columns] = states[row].maximum;
-      to[columns + 1] = states[row].sum;
+      to[columns + 1] = sum_of(states[row].sum);
       continue;
     }
     const int64_t token = first_row + row / task.heads, head = task.head + row % task.heads;
     float* const to = out + (token * heads_ + head) * dim;
-    const float factor = 1.0f / states[row].sum;
+    const float factor = 1.0f / sum_of(states[row].sum);
     for (int d = 0; d < dim; ++d) to[d] = gathered[d] * factor;
   }
 }

@@ -75,6 +75,7 @@ void Decoder::step(Attention& attention, const StepShape& shape, const StepInput
   added_.reserve(most * shape_.hidden);
   prepared_.reserve(most * (widest + 1));
   scales_.reserve(most);
+  stopwatch_.start();
   attention.plan(shape, shape_.heads);
   embed(input.token_ids, rows);
   for (size_t index = 0; index < layers_.size(); ++index) {
@@ -85,8 +86,8 @@ void Decoder::step(Attention& attention, const StepShape& shape, const StepInput
     std::memcpy(added_.get() + ptrdiff_t(row) * shape_.hidden, stream_.get() + input.logits_rows[row] * shape_.hidden,
                 sizeof(float) * shape_.hidden);
   }
-  head_.multiply(pool_, normed(final_norm_, head_, added_.get(), wanted),
-                 {Output::Kind::kStore, logits, shape_.vocabulary});
+  multiply(head_, Stage::kHead, normed(final_norm_, head_, added_.get(), wanted),
+           {Output::Kind::kStore, logits, shape_.vocabulary});
   if (shape_.logits_scale != 1.0f) {
     for_rows(pool_, wanted, [&](int row) {
       scale_row(logits + ptrdiff_t(row) * shape_.vocabulary, shape_.logits_scale, shape_.vocabulary);
@@ -106,19 +107,22 @@ void Decoder::attend(const Layer& layer, int index, Attention& attention, const 
                      const StepInput& input) {
   const int rows = static_cast<int>(shape.tokens);
   const std::vector<float> none;
-  layer.projections.multiply(
-      pool_, normed(shape_.norm_after ? none : layer.attention_norm, layer.projections, stream_.get(), rows),
-      {Output::Kind::kStore, projected_.get(), projected()});
+  multiply(layer.projections, Stage::kProjections,
+           normed(shape_.norm_after ? none : layer.attention_norm, layer.projections, stream_.get(), rows),
+           {Output::Kind::kStore, projected_.get(), projected()});
   place_keys(layer, index, attention, shape, input);
+  stopwatch_.lap(Stage::kRows);
   attention.forward(index, projected_.get(), projected(), shape_.attention_scale, attended_.get());
-  add(layer.output, prepared(layer.output, attended_.get(), rows), shape_.norm_after ? layer.attention_norm : none);
+  stopwatch_.lap(Stage::kAttention);
+  add(layer.output, Stage::kOutput, prepared(layer.output, attended_.get(), rows), shape_.norm_after ? layer.attention_norm : none);
 }
 
 void Decoder::feed_forward(const Layer& layer, int rows) {
   const std::vector<float> none;
-  layer.gated.multiply(pool_, normed(shape_.norm_after ? none : layer.mlp_norm, layer.gated, stream_.get(), rows),
-                       {Output::Kind::kSwiglu, activated_.get(), shape_.intermediate});
-  add(layer.down, prepared(layer.down, activated_.get(), rows), shape_.norm_after ? layer.mlp_norm : none);
+  multiply(layer.gated, Stage::kGated,
+           normed(shape_.norm_after ? none : layer.mlp_norm, layer.gated, stream_.get(), rows),
+           {Output::Kind::kSwiglu, activated_.get(), shape_.intermediate});
+  add(layer.down, Stage::kDown, prepared(layer.down, activated_.get(), rows), shape_.norm_after ? layer.mlp_norm : none);
 }
 
 // Query and key norms, rotation, and the step's keys and values into the cache.
@@ -171,13 +175,19 @@ Rows Decoder::prepared(const Matrix& next, const float* from, int rows) {
   return {prepared_.get(), words, scales_.get(), rows};
 }
 
+void Decoder::multiply(const Matrix& matrix, Stage stage, const Rows& rows, const Output& out) {
+  stopwatch_.lap(Stage::kRows);
+  matrix.multiply(pool_, rows, out);
+  stopwatch_.lap(stage);
+}
+
 // Add a product to the residual stream, through a norm where the family wants one.
-void Decoder::add(const Matrix& last, const Rows& rows, const std::vector<float>& norm) {
+void Decoder::add(const Matrix& last, Stage stage, const Rows& rows, const std::vector<float>& norm) {
   if (norm.empty()) {
-    last.multiply(pool_, rows, {Output::Kind::kAdd, stream_.get(), shape_.hidden, shape_.residual_scale});
+    multiply(last, stage, rows, {Output::Kind::kAdd, stream_.get(), shape_.hidden, shape_.residual_scale});
     return;
   }
-  last.multiply(pool_, rows, {Output::Kind::kStore, added_.get(), shape_.hidden});
+  multiply(last, stage, rows, {Output::Kind::kStore, added_.get(), shape_.hidden});
   for_rows(pool_, rows.count, [&](int row) {
     float* const one = added_.get() + ptrdiff_t(row) * shape_.hidden;
     float* const stream = stream_.get() + ptrdiff_t(row) * shape_.hidden;

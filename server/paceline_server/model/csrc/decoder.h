@@ -1,6 +1,8 @@
 // A Llama-like decoder: embedding, layers, head; one call a step. The families differ in what is optional here.
 #pragma once
 
+#include <array>
+#include <chrono>
 #include <cstdint>
 #include <vector>
 
@@ -49,6 +51,26 @@ struct StepInput {
   const int64_t* logits_rows;  // [R]
 };
 
+// Where the time of a step goes. Mirrored by fused_decoder.py.
+enum class Stage { kRows, kAttention, kProjections, kOutput, kGated, kDown, kHead, kCount };
+
+// Adds the time since the last lap to a stage: 20 ns a lap, so it always runs.
+class Stopwatch {
+ public:
+  using Clock = std::chrono::steady_clock;
+  void start() { last_ = Clock::now(); }
+  void lap(Stage stage) {
+    const Clock::time_point now = Clock::now();
+    seconds_[static_cast<size_t>(stage)] += std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+  }
+  const std::array<double, static_cast<size_t>(Stage::kCount)>& seconds() const { return seconds_; }
+
+ private:
+  Clock::time_point last_;
+  std::array<double, static_cast<size_t>(Stage::kCount)> seconds_{};
+};
+
 class Decoder {
  public:
   Decoder(Pool& pool, const DecoderShape& shape, Source embedding, Source final_norm, Source head, Source head_bias);
@@ -59,6 +81,9 @@ class Decoder {
   // Compute T tokens, write their keys and values, and give the logits [R, vocabulary] of R rows.
   void step(Attention& attention, const StepShape& shape, const StepInput& input, float* logits);
 
+  // Of all steps so far, by stage.
+  const Stopwatch& stopwatch() const { return stopwatch_; }
+
  private:
   struct Layer {
     std::vector<float> attention_norm, mlp_norm, query_norm, key_norm;
@@ -68,7 +93,8 @@ class Decoder {
   // Where a block of a layer gets its rows from and how its result joins the residual stream.
   Rows normed(const std::vector<float>& norm, const Matrix& next, const float* from, int rows);
   Rows prepared(const Matrix& next, const float* from, int rows);
-  void add(const Matrix& last, const Rows& rows, const std::vector<float>& norm);
+  void add(const Matrix& last, Stage stage, const Rows& rows, const std::vector<float>& norm);
+  void multiply(const Matrix& matrix, Stage stage, const Rows& rows, const Output& out);
   void attend(const Layer& layer, int index, Attention& attention, const StepShape& shape, const StepInput& input);
   void feed_forward(const Layer& layer, int rows);
   void embed(const int64_t* token_ids, int rows);
@@ -82,6 +108,7 @@ class Decoder {
   std::vector<float> final_norm_;
   Matrix head_;
   std::vector<Layer> layers_;
+  Stopwatch stopwatch_;
   // Of a step: residual stream, what is projected from it, results of attention, of the gated product, of norms.
   Scratch<float> stream_, projected_, attended_, activated_, added_;
   Scratch<int32_t> prepared_;

@@ -149,8 +149,13 @@ void Matrix::multiply_rows(const Rows& rows, int panel, int begin, int end, cons
   // 16 rows are 8 and 8, not 12 and 4: a short tile has the same loads for less work.
   split_evenly(end - begin, (end - begin + kTileRows - 1) / kTileRows, [&](int low, int high) {
     const int row = begin + low;
-    tile_function<Format>(high - low)({rows.data + row * rows.stride, rows.stride, weights, weights + kLanes,
-                                       kTileColumns, words_, sums, kTileColumns, false});
+    tile_function<Format>(high - low)({rows.data + row * rows.stride,
+                                       rows.stride,
+                                       {{weights, weights + kLanes, words_}, {}},
+                                       kTileColumns,
+                                       sums,
+                                       kTileColumns,
+                                       false});
     for (int index = 0; index < high - low; ++index) finish(sums + index * kTileColumns, rows, panel, row + index, out);
   });
 }

@@ -68,15 +68,67 @@ inline float exp2_of(float x) {
   return p * std::bit_cast<float>((static_cast<int32_t>(whole) + 127) << 23);
 }
 
+// The same for each lane.
+inline Floats exp2_of(Floats x) {
+  const Floats round = splat(12582912.0f), low = splat(-127.0f), high = splat(127.0f);
+  x = x < low ? low : x;
+  x = x > high ? high : x;
+  const Floats whole = (x + round) - round;
+  const Floats part = x - whole;
+  Floats p = splat(1.5353362e-4f);
+  p = p * part + splat(1.3398874e-3f);
+  p = p * part + splat(9.6184373e-3f);
+  p = p * part + splat(5.5503324e-2f);
+  p = p * part + splat(2.4022648e-1f);
+  p = p * part + splat(6.9314718e-1f);
+  p = p * part + splat(1.0f);
+  return p * (Floats)((__builtin_convertvector(whole, Ints) + splat(127)) << 23);
+}
+
+inline float sum_of(Floats x) {
+  float sum = 0.0f;
+  for (int lane = 0; lane < kLanes; ++lane) sum += x[lane];
+  return sum;
+}
+
+inline float maximum_of(Floats x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
+  float highest = x[0];
+  for (int lane = 1; lane < kLanes; ++lane) highest = x[lane] > highest ? x[lane] : highest;
+  return highest;
+#endif
+}
+
+inline bool any_above(Floats x, float limit) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
+#else
+  return maximum_of(x) > limit;
+#endif
+}
+
+// 0, 1, 2, …
+inline Ints lane_numbers() {
+  Ints numbers;
+  for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = lane;
+  return numbers;
+}
+
 // How numbers are stored and multiplied. Weights lie in words of four bytes, each with the values of one column for
 // one, two or four neighbouring k. `dot` adds one word's products to each lane's sum; the activations that go with a
-// word take kActivations words.
+// word take kActivations words; `pack` writes two registers of activations.
 struct Float32 {
   static constexpr int kValues = 1;
   static constexpr int kActivations = 1;
   using Sum = Floats;
   static Floats dot(Floats sum, const int32_t* a, Ints w) {
     return sum + splat(std::bit_cast<float>(a[0])) * (Floats)w;
+  }
+  static void pack(int32_t* to, Floats left, Floats right) {
+    store(to, (Ints)left);
+    store(to + kLanes, (Ints)right);
   }
 };
 
@@ -89,6 +141,7 @@ struct Bfloat16Widened {
     sum += splat(std::bit_cast<float>(a[0])) * (Floats)(w << 16);
     return sum + splat(std::bit_cast<float>(a[1])) * (Floats)(w & splat(int32_t(0xffff0000)));
   }
+  static void pack(int32_t* to, Floats left, Floats right) { Float32::pack(to, left, right); }
 };
 
 // bfloat16 on both sides, by the processor's instruction; sums in float32.
@@ -100,6 +153,9 @@ struct Bfloat16Paired {
   using Sum = Floats;
   static Floats dot(Floats sum, const int32_t* a, Ints w) {
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(a[0]), (__m512bh)w);
+  }
+  static void pack(int32_t* to, Floats left, Floats right) {
+    store(to, (Ints)_mm512_cvtne2ps_pbh((__m512)right, (__m512)left));
   }
 #else
   static constexpr bool kAvailable = false;

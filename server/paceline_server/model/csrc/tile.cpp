@@ -16,26 +16,30 @@ void multiply_tile(const Tile& tile) {
   Scalar* const out = static_cast<Scalar*>(tile.out);
   Sum left[kRows] = {}, right[kRows] = {};
   if (tile.accumulate) {
+#pragma GCC unroll 12
     for (int row = 0; row < kRows; ++row) {
       left[row] = load(out + row * tile.out_stride);
       right[row] = load(out + row * tile.out_stride + kLanes);
     }
   }
   const int32_t* a = tile.a;
-  const int32_t* w_left = tile.left;
-  const int32_t* w_right = tile.right;
-  for (int word = 0; word < tile.words; ++word) {
-    const Ints first = load(w_left), second = load(w_right);
+  for (const Run& run : tile.runs) {
+    const int32_t* w_left = run.left;
+    const int32_t* w_right = run.right;
+    for (int word = 0; word < run.words; ++word) {
+      const Ints first = load(w_left), second = load(w_right);
 #pragma GCC unroll 12
-    for (int row = 0; row < kRows; ++row) {
-      const int32_t* activation = a + row * tile.a_stride;
-      left[row] = Format::dot(left[row], activation, first);
-      right[row] = Format::dot(right[row], activation, second);
+      for (int row = 0; row < kRows; ++row) {
+        const int32_t* activation = a + row * tile.a_stride;
+        left[row] = Format::dot(left[row], activation, first);
+        right[row] = Format::dot(right[row], activation, second);
+      }
+      a += Format::kActivations;
+      w_left += tile.w_stride;
+      w_right += tile.w_stride;
     }
-    a += Format::kActivations;
-    w_left += tile.w_stride;
-    w_right += tile.w_stride;
   }
+#pragma GCC unroll 12
   for (int row = 0; row < kRows; ++row) {
     store(out + row * tile.out_stride, left[row]);
     store(out + row * tile.out_stride + kLanes, right[row]);
@@ -54,8 +58,8 @@ double best_time() {
   constexpr int kWords = 256;
   std::vector<int32_t> a(size_t{kTileRows} * kWords * Format::kActivations), w(size_t{kWords} * kTileColumns);
   std::vector<float> out(size_t{kTileRows} * kTileColumns);
-  const Tile tile{a.data(), kWords * Format::kActivations, w.data(),   w.data() + kLanes, kTileColumns, kWords,
-                  out.data(), kTileColumns, false};
+  const Tile tile{a.data(), kWords * Format::kActivations, {{w.data(), w.data() + kLanes, kWords}, {}},
+                  kTileColumns, out.data(), kTileColumns, false};
   const TileFunction run = tile_function<Format>(kTileRows);
   double best = 1.0;
   for (int attempt = 0; attempt < 20; ++attempt) {

@@ -6,16 +6,21 @@
 
 namespace paceline {
 
+// Weights of consecutive k.
+struct Run {
+  const int32_t* left;   // [words, kLanes] first half of the columns
+  const int32_t* right;  // [words, kLanes] second half
+  int words;
+};
+
 // out[r][c] (+)= sum over k of a[r][k] * w[k][c], for r < rows and c < kTileColumns.
 //
 // All sizes and strides count words of four bytes.
 struct Tile {
-  const int32_t* a;       // [rows, words * Format::kActivations]
+  const int32_t* a;       // [rows, words of both runs * Format::kActivations]
   ptrdiff_t a_stride;     // from row to row
-  const int32_t* left;    // [words, kLanes] first half of the columns
-  const int32_t* right;   // [words, kLanes] second half
+  Run runs[2];            // one after the other; the second may have no words
   ptrdiff_t w_stride;     // from word to word of k
-  int words;
   void* out;              // [rows, kTileColumns], float or int32 as Format::Sum is
   ptrdiff_t out_stride;
   bool accumulate;        // add to what is there
