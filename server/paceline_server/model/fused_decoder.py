@@ -23,6 +23,7 @@ from paceline_server.model.native import (
     source,
 )
 from paceline_server.model.packing import PackedBatch
+from paceline_server.model.rotation import Rotation, Weights, rotate_stream, rotate_values
 
 FUSED_FAMILIES = frozenset({"granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"})
 """Values of model_type whose layers are built as this decoder's."""
@@ -52,28 +53,35 @@ class FusedDecoder:
     """
 
     def __init__(self, model: CausalModel, pool: ThreadPool, *, int8: bool = False) -> None:
-        decoder: Any = model.decoder
+        decoder, head = model.decoder, model.head
         self._pool = pool
-        self._rotary: nn.Module = decoder.rotary_emb
-        self._embedding: Tensor = decoder.embed_tokens.weight.detach()  # read at every step
-        self._shape = _shape(model, _INT8 if int8 else _FORMATS[self._embedding.dtype])
-        head: Any = model.head
+        self._rotary: Any = decoder.rotary_emb
+        self._shape = _shape(model, _INT8 if int8 else _FORMATS[_weight(head).dtype])
+        self._embedding = _weight(decoder.embed_tokens)  # read at every step
+        final_norm, head_weight = _weight(decoder.norm), _weight(head)
+        # A norm on its way back to the stream (OLMo 2) would scale the channels of Q; only the heads can be rotated.
+        rotation = Rotation(self._shape.hidden) if int8 and not self._shape.norm_after else None
+        if rotation is not None:
+            head_weight = rotation.apply(head_weight * final_norm.to(torch.float32))
+            final_norm = torch.ones_like(final_norm)
+            self._embedding = rotation.apply(self._embedding).to(self._embedding.dtype)
         self.handle = pool.library.make(
             "decoder",
             pool.handle.address,
             self._shape,
-            source(self._embedding),
-            source(decoder.norm.weight.detach()),
-            source(head.weight.detach()),
-            source(_bias(head)),
+            *(source(tensor) for tensor in (self._embedding, final_norm, head_weight, _bias(head))),
         )
-        for layer in decoder.layers:
+        del head_weight
+        _empty(head)
+        for layer in decoder.layers:  # type: ignore[union-attr]
             weights = _layer_weights(layer, self._shape)
+            if rotation is not None:
+                rotate_stream(weights, rotation)
+            if int8:
+                rotate_values(weights, self._shape.head_dim)
             fields = {name: source(tensor) for name, tensor in weights.items()}
             pool.library.require("decoder_add_layer", self.handle.address, LayerSource(**fields))
             _empty(layer)
-        if head.weight is not decoder.embed_tokens.weight:
-            _empty(head)
 
     @property
     def vocabulary(self) -> int:
@@ -148,7 +156,7 @@ def _shape(model: CausalModel, weight_format: int) -> DecoderShape:
     )
 
 
-def _layer_weights(layer: Any, shape: DecoderShape) -> dict[str, Tensor | None]:
+def _layer_weights(layer: Any, shape: DecoderShape) -> Weights:
     """The tensors of one layer by the names of `native.LayerSource`."""
     attention, mlp = layer.self_attn, layer.mlp
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -156,7 +164,7 @@ def _layer_weights(layer: Any, shape: DecoderShape) -> dict[str, Tensor | None]:
         norms = layer.post_attention_layernorm, layer.post_feedforward_layernorm
     else:
         norms = layer.input_layernorm, layer.post_attention_layernorm
-    weights: dict[str, Tensor | None] = {
+    weights: Weights = {
         "attention_norm": norms[0].weight.detach(),
         "mlp_norm": norms[1].weight.detach(),
         "output": attention.o_proj.weight.detach(),
@@ -184,12 +192,17 @@ def _parts(module: Any, joined: str, separate: tuple[str, ...], sizes: list[int]
     return list(zip(torch.split(linear.weight.detach(), sizes), biases, strict=True))
 
 
+def _weight(module: Any) -> Tensor:
+    weight: Tensor = module.weight.detach()
+    return weight
+
+
 def _bias(linear: Any) -> Tensor | None:
     bias = getattr(linear, "bias", None)
     return None if bias is None else bias.detach()
 
 
 def _empty(module: nn.Module) -> None:
-    """Give back the memory of a module's weights."""
+    """Let go of a module's weights; what else refers to them, as a tied embedding does, keeps them."""
     for parameter in module.parameters():
         parameter.data = parameter.data.new_empty(0)

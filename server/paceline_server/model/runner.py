@@ -58,14 +58,14 @@ class ModelRunner:
     """
 
     def __init__(self, model: StepModel, block_size: int) -> None:
-        self._model = model
+        self.model = model
         self._block_size = block_size
 
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> list[int | None]:
         """Write the KV of every token of the batch, and draw a token for each slice that is sampled."""
         packed = pack(batch, self._block_size)
-        tokens = sample(self._model.logits(packed), pack_sampling(batch))
+        tokens = sample(self.model.logits(packed), pack_sampling(batch))
         answer: list[int | None] = [None] * len(batch.slices)
         for row, token in zip(packed.sampled.tolist(), tokens, strict=True):
             answer[row] = token
@@ -74,7 +74,7 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> Tensor:
         """Like `execute`, but the logits [R, vocabulary] of the R sampled slices, in float32."""
-        return self._model.logits(pack(batch, self._block_size))
+        return self.model.logits(pack(batch, self._block_size))
 
     def warm_up(self, batch: StepBatch) -> None:
         """Run a batch for its effects: memory is claimed, kernels are chosen, and the weights prove sound.
