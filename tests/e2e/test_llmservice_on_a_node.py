@@ -103,7 +103,7 @@ def test_deleting_an_llmservice_leaves_none_of_its_children(paceline: Cluster, i
     children = {one.split()[0] for one in everything(paceline) - before}
     assert children >= {"Deployment", "Service", "ConfigMap", "HorizontalPodAutoscaler", "Pod"}
     service.kubectl("delete", f"llm/{service.name}", "--timeout=60s")
-    assert not settled(lambda: sorted(everything(paceline) - before), [], 60)
+    assert settled(lambda: everything(paceline) - before, set(), 60) == set()
 
 
 def test_deleting_the_namespace_does_not_hang(paceline: Cluster, images: Images, namespace: str) -> None:
