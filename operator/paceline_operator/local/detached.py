@@ -23,7 +23,7 @@ class Detached:
     @classmethod
     def start(cls, folder: StateFolder, arguments: Sequence[str]) -> Detached:
         """Start `paceline up` with these arguments; its output goes to the folder's log."""
-        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.make()
         with folder.log.open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "paceline_operator.cli", "up", *arguments],
