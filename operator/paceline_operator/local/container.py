@@ -106,8 +106,8 @@ def build(pod: Manifest, mounts: volumes.Mounts, machine: Mapping[str, str], ext
         CannotStart: the program is not installed, or a secret is not in the environment.
     """
     container = pod["spec"]["containers"][0]
-    words = [*container["command"], *container.get("args", ())]
-    program, *arguments = (mounts.translate(word) for word in words)
+    program, *words = (*container["command"], *container.get("args", ()))  # programs are the machine's, not a volume's
+    arguments = (mounts.translate(word) for word in words)
     port = pods_.port(pod, names.PORT_NAME)
     env = {
         variable["name"]: mounts.translate(_value(variable, pod, machine))
