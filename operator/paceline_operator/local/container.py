@@ -106,8 +106,8 @@ def build(pod: Manifest, mounts: volumes.Mounts, machine: Mapping[str, str], ext
         CannotStart: the program is not installed, or a secret is not in the environment.
     """
     container = pod["spec"]["containers"][0]
-    program, *words = (*container["command"], *container.get("args", ()))  # programs are the machine's, not a volume's
-    arguments = (mounts.translate(word) for word in words)
+    words: list[str] = [*container["command"], *container.get("args", ())]
+    arguments = (mounts.translate(word) for word in words[1:])  # the program is the machine's, not a volume's
     port = pods_.port(pod, names.PORT_NAME)
     env = {
         variable["name"]: mounts.translate(_value(variable, pod, machine))
@@ -115,7 +115,7 @@ def build(pod: Manifest, mounts: volumes.Mounts, machine: Mapping[str, str], ext
         if variable["name"] not in _USERS_OWN
     }
     return Launch(
-        command=(_find(program), *arguments, "--host", pods_.POD_IP, "--port", str(port)),
+        command=(_find(words[0]), *arguments, "--host", pods_.POD_IP, "--port", str(port)),
         env={**machine, **env, **extra},
     )
 
