@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
-from paceline_server.errors import ContextLengthExceeded, InvalidRequest
+from paceline_server.errors import ContextLengthExceeded, InvalidRequest, ModelUnsupported
 from paceline_server.gateway.renderer import answer, renderer
 from paceline_server.gateway.templates import ChatTemplate, TemplateRenderer, find_template
 
@@ -132,3 +133,34 @@ def test_a_template_may_come_from_any_of_the_places_that_transformers_reads(tmp_
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "old"}))
     (tmp_path / "chat_template.jinja").write_text("file")
     assert find_template(tmp_path) == ChatTemplate("file", {"bos_token": "<s>", "eos_token": "</s>"})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("tokenizer_config.json", b"{bad", "not valid JSON"),
+        ("tokenizer_config.json", b"[]", "must hold a JSON object, not a list"),
+        ("tokenizer_config.json", '{"eos_token": "é"}'.encode("latin-1"), "not UTF-8"),
+        ("tokenizer_config.json", b"[" * 100_000, "not valid JSON"),
+        ("tokenizer_config.json", b'{"chat_template": ["x"]}', "a list of objects with name and template"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}', "a list of objects with name"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default", "template": 5}]}', "both strings"),
+        ("tokenizer_config.json", b'{"chat_template": {"default": "x"}}', "must be a string or a list"),
+        ("special_tokens_map.json", b"null", "must hold a JSON object, not null"),
+        ("chat_template.json", b"[]", "must hold a JSON object, not a list"),
+        ("chat_template.json", b'{"chat_template": 5}', "must be a string or a list"),
+        ("chat_template.jinja", b"\xff", "not UTF-8"),
+    ],
+)
+def test_a_broken_file_is_refused_with_its_name_and_what_is_wrong(
+    name: str, content: bytes, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelUnsupported, match=f"{re.escape(name)}.*{re.escape(says)}"):
+        find_template(tmp_path)
+
+
+def test_a_folder_in_a_files_place_is_refused_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").mkdir()
+    with pytest.raises(ModelUnsupported, match=r"chat_template\.jinja cannot be read"):
+        find_template(tmp_path)

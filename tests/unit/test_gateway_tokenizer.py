@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -147,10 +148,29 @@ def test_no_text_has_more_characters_than_its_tokens_can_say(text: str, tokenize
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(None, "has no tokenizer.json"), ("{", "not valid JSON"), ("{}", "loaded")]
+    ("content", "says"),
+    [
+        (None, "has no tokenizer.json"),
+        (b"{", "tokenizer.json is not valid JSON"),
+        (b"[]", "tokenizer.json must hold a JSON object, not a list"),
+        (b"null", "tokenizer.json must hold a JSON object, not null"),
+        (b"\xff", "tokenizer.json is not UTF-8"),
+        (b"{}", "tokenizer.json: the tokenizer cannot be loaded"),
+        (b'{"added_tokens": {"a": 1}}', "tokenizer.json: added_tokens must be a list"),
+        (b'{"added_tokens": ["<s>"]}', "tokenizer.json: added_tokens must be a list"),
+        (b'{"added_tokens": [{"content": "<s>", "special": true}]}', "an integer id"),
+        (b'{"added_tokens": [{"id": -1, "content": "<s>"}]}', "tokenizer.json: the tokenizer cannot be loaded"),
+        (b'{"decoder": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}', "cannot be loaded"),
+        (
+            b'{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}',
+            "tokenizer.json: it has no decoder",
+        ),
+    ],
 )
-def test_a_folder_without_a_usable_tokenizer_is_refused_by_name(content: str | None, says: str, tmp_path: Path) -> None:
+def test_a_folder_without_a_usable_tokenizer_is_refused_by_name(
+    content: bytes | None, says: str, tmp_path: Path
+) -> None:
     if content is not None:
-        (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(ModelUnsupported, match=says):
+        (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ModelUnsupported, match=re.escape(says)):
         ModelTokenizer.load(tmp_path)

@@ -96,7 +96,7 @@ class Detokenizer:
 def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     """The decoder as a flat list of steps that are all known."""
     if decoder is None:
-        raise ModelUnsupported("tokenizer.json has no decoder: its tokens cannot be turned into text")
+        raise ModelUnsupported("it has no decoder: its tokens cannot be turned into text")
     if decoder["type"] == "Sequence":
         return [step for inner in decoder["decoders"] for step in _steps(inner)]
     known = decoder["type"] in {"ByteLevel", "ByteFallback", "Fuse", "Metaspace"}

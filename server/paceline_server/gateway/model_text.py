@@ -115,7 +115,7 @@ class TextKeeper:
         """Follow the engine until cancelled.
 
         Raises:
-            ModelUnsupported: the folder's tokenizer cannot be used.
+            ModelUnsupported: the folder's tokenizer or chat template cannot be used.
         """
         try:
             while True:

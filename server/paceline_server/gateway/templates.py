@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline_server.errors import ContextLengthExceeded, InvalidRequest
+from paceline_server.errors import ContextLengthExceeded, InvalidRequest, ModelUnsupported
+from paceline_server.gateway.model_files import read_object, read_text
 
 RENDER_SECONDS = 5.0
 RENDER_MEMORY_BYTES = 1 << 30
@@ -46,16 +47,19 @@ def find_template(folder: Path) -> ChatTemplate | None:
 
     The places and their order are those of transformers: chat_template.jinja, then tokenizer_config.json (one template,
     or a list of named ones, of which "default" is taken), then chat_template.json.
+
+    Raises:
+        ModelUnsupported: one of these files is not what it should be.
     """
-    config = _read_json(folder / "tokenizer_config.json")
-    variables = dict(_special_tokens(_read_json(folder / "special_tokens_map.json")))
+    config = read_object(folder / "tokenizer_config.json") or {}
+    variables = dict(_special_tokens(read_object(folder / "special_tokens_map.json") or {}))
     variables.update(_special_tokens(config))
-    file = folder / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
-    if isinstance(source, list):
-        source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
-    source = source or _read_json(folder / "chat_template.json").get("chat_template")
-    return ChatTemplate(source, variables) if isinstance(source, str) else None
+    source = (
+        read_text(folder / "chat_template.jinja")
+        or _named(config, folder / "tokenizer_config.json")
+        or _named(read_object(folder / "chat_template.json") or {}, folder / "chat_template.json")
+    )
+    return ChatTemplate(source, variables) if source else None
 
 
 class TemplateRenderer:
@@ -192,9 +196,17 @@ def _special_tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield name, text
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    return content
+def _named(config: Mapping[str, Any], path: Path) -> str | None:
+    """The entry `chat_template` of the file `path`: a text, or the default one of a list."""
+    given = config.get("chat_template")
+    if given is None or isinstance(given, str):
+        return given
+    if not isinstance(given, list) or not all(map(_is_named_template, given)):
+        raise ModelUnsupported(
+            f"{path}: chat_template must be a string or a list of objects with name and template, both strings"
+        )
+    return next((entry["template"] for entry in given if entry["name"] == "default"), None)
+
+
+def _is_named_template(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("name", "template"))
