@@ -66,6 +66,22 @@ class ModelTokenizer:
         except ModelUnsupported as error:
             raise ModelUnsupported(f"{path}: {error}") from None
 
+    def refuse_stray_ids(self, vocab_size: int) -> None:
+        """Refuse a tokenizer that is not the model's.
+
+        One token more than the model knows (a padding token that was added later) is common, and harms nobody who does
+        not write it; so an id may also be as large as the number of tokens allows.
+
+        Raises:
+            ModelUnsupported: an id is beyond the model's vocabulary and beyond the number of tokens.
+        """
+        largest = self.pieces.largest_id
+        if largest >= max(vocab_size, len(self.pieces)):
+            raise ModelUnsupported(
+                f"tokenizer.json has a token with the id {largest}, but the model has {vocab_size} tokens and the "
+                f"tokenizer {len(self.pieces)}: they do not belong together"
+            )
+
     def encode_text(self, text: str) -> list[int]:
         """A plain prompt, with what the tokenizer adds by default; special tokens in it are control tokens."""
         return self._real(self._encode(self.special.disguise(text), add_special_tokens=True))
