@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
+import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from paceline_server.errors import ContextLengthExceeded, InvalidRequest, ModelUnsupported
+from paceline_server.gateway import templates
 from paceline_server.gateway.renderer import answer, renderer
 from paceline_server.gateway.templates import ChatTemplate, TemplateRenderer, find_template
 
@@ -78,7 +82,7 @@ def test_what_a_template_refuses_or_may_not_do_is_answered_with_the_reason(sourc
 async def test_a_refusal_is_the_callers_error_with_the_templates_own_words(make: Make) -> None:
     with pytest.raises(InvalidRequest, match="System role not supported") as caught:
         await make("{{ raise_exception('System role not supported') }}").render(HI, MAX_CHARS)
-    assert caught.value.param == "messages"
+    assert (caught.value.param, caught.value.code) == ("messages", "invalid_value")
 
 
 @pytest.mark.parametrize(
@@ -93,6 +97,21 @@ async def test_a_template_without_end_is_ended_and_the_next_chat_gets_a_fresh_he
     template = make("{% if messages[0].content == 'bad' %}" + source + "{% endif %}ok", seconds=0.5)
     with pytest.raises(InvalidRequest, match=r"longer than 0\.5 s"):
         await template.render([{"role": "user", "content": "bad"}], MAX_CHARS)
+    assert await template.render(HI, MAX_CHARS) == "ok"
+
+
+async def test_a_stopped_helper_is_ended_and_its_slot_is_free_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own alarm never comes, so the gateway keeps a deadline of its own."""
+    monkeypatch.setattr(templates, "GRACE_SECONDS", 0.2)
+    template = make("ok", seconds=0.3)
+    assert await template.render(HI, MAX_CHARS) == "ok"
+    (helper,) = template._all
+    os.kill(helper._process.pid, signal.SIGSTOP)
+    with pytest.raises(InvalidRequest, match=r"longer than 0\.3 s"):
+        await asyncio.wait_for(template.render(HI, MAX_CHARS), 10)
+    assert not helper.runs
     assert await template.render(HI, MAX_CHARS) == "ok"
 
 

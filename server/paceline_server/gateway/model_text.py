@@ -59,7 +59,9 @@ class ModelText:
                 for any context, or they have a token that the model does not know.
         """
         if self.renderer is None:
-            raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
+            raise InvalidRequest(
+                "this model has no chat template; use /v1/completions", param="messages", code="invalid_value"
+            )
         limit = self.info.max_model_len
         self.tokenizer.refuse_hopeless(sum(len(message["content"]) for message in messages), limit, "messages")
         mark, guarded = await self._in_worker(lambda: self._guard(messages))

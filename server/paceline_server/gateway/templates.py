@@ -21,6 +21,10 @@ from paceline_server.errors import ContextLengthExceeded, InvalidRequest, ModelU
 from paceline_server.gateway.model_files import read_object, read_text
 
 RENDER_SECONDS = 5.0
+GRACE_SECONDS = 1.0
+"""What a helper's own alarm may be late; then the gateway ends it. A stopped process has no alarm."""
+START_SECONDS = 10.0
+"""What the first chat of a fresh helper may take longer: Python starts, on a busy machine."""
 RENDER_MEMORY_BYTES = 1 << 30
 
 _FRAME_HEADER_BYTES = 4
@@ -99,7 +103,9 @@ class TemplateRenderer:
             )
         if "refused" in answer:
             raise InvalidRequest(
-                f"the model's chat template refuses these messages: {answer['refused']}", param="messages"
+                f"the model's chat template refuses these messages: {answer['refused']}",
+                param="messages",
+                code="invalid_value",
             )
         text: str = answer["text"]
         return text
@@ -114,7 +120,12 @@ class TemplateRenderer:
         async with self._slots:
             helper = self._take_idle() or await self._start()
             try:
-                answer = await helper.exchange(chat)
+                async with asyncio.timeout(self._seconds + GRACE_SECONDS + (0.0 if helper.used else START_SECONDS)):
+                    answer = await helper.exchange(chat)
+            except TimeoutError:
+                self._all.discard(helper)
+                await helper.kill()
+                return {"refused": self._obituary(-signal.SIGALRM)}
             except (asyncio.IncompleteReadError, ConnectionError):
                 self._all.discard(helper)
                 return {"refused": self._obituary(await helper.end())}
@@ -150,6 +161,7 @@ class _Helper:
         self._process = process
         self._stdin = process.stdin
         self._stdout = process.stdout
+        self.used = False
 
     @classmethod
     async def start(cls, first: dict[str, Any]) -> _Helper:
@@ -172,13 +184,18 @@ class _Helper:
         await self._stdin.drain()
         size = int.from_bytes(await self._stdout.readexactly(_FRAME_HEADER_BYTES), "big")
         answer: dict[str, Any] = json.loads(await self._stdout.readexactly(size))
+        self.used = True
         return answer
 
     async def end(self) -> int:
         """End the process if it still runs; returns its exit code."""
+        if self._stdout.at_eof():  # it ends by itself: let it, for the sake of its exit code
+            return await self._process.wait()
+        return await self.kill()
+
+    async def kill(self) -> int:
+        """End the process whatever it does; returns its exit code."""
         with suppress(ProcessLookupError):
-            if self._stdout.at_eof():  # it ends by itself: let it, for the sake of its exit code
-                return await self._process.wait()
             self._process.kill()
         return await self._process.wait()
 

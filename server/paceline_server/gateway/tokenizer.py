@@ -97,6 +97,7 @@ class ModelTokenizer:
             raise InvalidRequest(
                 "the messages hold a text that this model's tokenizer can only read as a control token",
                 param="messages",
+                code="invalid_value",
             )
         return self._real(ids)
 
