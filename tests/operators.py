@@ -16,7 +16,7 @@ from cluster.access import Kubectl, KubectlError
 from cluster.process import Process, free_port, http_ok
 
 IMAGE = "registry.example/server:1"
-LEASE_SECONDS = 3.0
+LEASE_SECONDS = 6.0  # long enough for a machine that does other things too
 CHILDREN = "deployment,service,configmap,hpa"
 OURS = "app.kubernetes.io/managed-by=paceline"
 PROGRAM = """
@@ -45,11 +45,12 @@ class OperatorProcess:
             "health_port": self._health_port,
         }
         self.process = Process("operator", [sys.executable, "-c", PROGRAM, json.dumps(known | settings)], log)
-        self.process.wait_until(self.healthy, seconds=30)
+        self.process.wait_until(self.answers, seconds=60)
 
-    def healthy(self) -> bool:
-        """Whether the liveness probe would pass."""
-        return http_ok(f"http://127.0.0.1:{self._health_port}/healthz")
+    def answers(self) -> bool:
+        """Whether both ports answer and the liveness probe would pass."""
+        ports = (self._health_port, "healthz"), (self._metrics_port, "metrics")
+        return all(http_ok(f"http://127.0.0.1:{port}/{path}") for port, path in ports)
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
@@ -71,7 +72,7 @@ class OperatorProcess:
         self.process.stop(grace=10)
 
 
-def eventually(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
     """Wait until `condition` holds or stops failing an assertion; the last failure is what the test then shows."""
     deadline = time.monotonic() + seconds
     while True:

@@ -91,6 +91,7 @@ class FakeEngine:
     script: Callable[[GenerationRequest], Script] | Script = ()
     max_model_len: int = 256
     num_blocks: int = 64
+    vocab_size: int = 400
     ready: bool = True
     stats: EngineStats = field(default_factory=EngineStats)
     restarts: int = 0
@@ -116,7 +117,7 @@ class FakeEngine:
         return ModelInfo(
             folder=str(self.folder),
             max_model_len=self.max_model_len,
-            vocab_size=400,
+            vocab_size=self.vocab_size,
             eos_token_ids=(END_OF_TURN,),
             num_blocks=self.num_blocks,
             block_size=16,

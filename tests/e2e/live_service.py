@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from cluster.hostroot import SOURCE_TREE
@@ -18,8 +18,6 @@ from cluster.seam import Cluster
 
 SAMPLE = SOURCE_TREE / "manifests" / "samples" / "smollm2.yaml"
 CLIENT = Path(__file__).with_name("openai_client.py")
-T = TypeVar("T")
-
 PORT = 8000
 ANSWER_SECONDS = 600  # for two cores that have other work too
 
@@ -140,7 +138,7 @@ def eventually(look: Callable[[], Any], seconds: float) -> Any:
     return seen
 
 
-def settled(look: Callable[[], T], expected: T, seconds: float) -> T:
+def settled(look: Callable[[], object], expected: object, seconds: float) -> object:
     """Return what `look` returns once it is `expected`, or what it is after `seconds`, for the caller to compare."""
     deadline = time.monotonic() + seconds
     while (seen := look()) != expected and time.monotonic() < deadline:

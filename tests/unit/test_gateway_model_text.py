@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from paceline_server.errors import ModelUnsupported
 from paceline_server.gateway import model_text
+from paceline_server.gateway.model_text import TextKeeper
 from paceline_server.testing import FakeEngine, served, write_model
 
 A = 66
@@ -55,3 +59,39 @@ async def test_a_template_that_fails_on_a_greeting_is_in_the_log_and_completions
         assert (await server.client.post("/v1/chat/completions", json=chat)).status == 400
         assert (await server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Hi"})).status == 200
     assert "chat template failed" in caplog.text
+
+
+def add_token(folder: Path, content: str, token_id: int) -> None:
+    """Write one more special token into the tokenizer of a folder."""
+    file = folder / "tokenizer.json"
+    definition = json.loads(file.read_text())
+    definition["added_tokens"].append({**definition["added_tokens"][0], "content": content, "id": token_id})
+    file.write_text(json.dumps(definition))
+
+
+async def test_a_tokenizer_that_is_not_the_models_ends_the_server_with_the_reason(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    add_token(tmp_path, "<far>", 2**27)
+    with ThreadPoolExecutor(1) as workers, pytest.raises(ModelUnsupported, match=r"the model has 400 tokens"):
+        await asyncio.wait_for(TextKeeper(FakeEngine(tmp_path), workers, helpers=1).run(), 10)
+
+
+async def test_a_token_that_the_model_does_not_know_is_refused_before_the_engine_sees_it(tmp_path: Path) -> None:
+    """A padding token that was added behind a vocabulary: written in a prompt, or by a template."""
+    tokens = write_model(tmp_path, "<pad>{{ messages[0].content }}").get_vocab_size()
+    add_token(tmp_path, "<pad>", tokens)
+    engine = FakeEngine(tmp_path, [A])
+    engine.vocab_size = tokens
+    async with served(engine) as server:
+        for path, body, param in (
+            ("completions", {"prompt": "Hi<pad>"}, "prompt"),
+            ("completions", {"prompt": [tokens]}, "prompt"),
+            ("completions", {"prompt": "Hi", "stop_token_ids": [tokens]}, "stop_token_ids"),
+            ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}, "messages"),
+        ):
+            response = await server.client.post(f"/v1/{path}", json={"model": "tiny", **body})
+            error = (await response.json())["error"]
+            assert (response.status, error["param"], error["code"]) == (400, param, "invalid_value")
+            assert f"not to {tokens}" in error["message"]
+        assert (await server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Hi"})).status == 200
+    assert len(engine.requests) == 1

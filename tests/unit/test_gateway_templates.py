@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import re
+import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
-from paceline_server.errors import ContextLengthExceeded, InvalidRequest
+from paceline_server.errors import ContextLengthExceeded, InvalidRequest, ModelUnsupported
+from paceline_server.gateway import templates
 from paceline_server.gateway.renderer import answer, renderer
 from paceline_server.gateway.templates import ChatTemplate, TemplateRenderer, find_template
 
@@ -77,7 +82,7 @@ def test_what_a_template_refuses_or_may_not_do_is_answered_with_the_reason(sourc
 async def test_a_refusal_is_the_callers_error_with_the_templates_own_words(make: Make) -> None:
     with pytest.raises(InvalidRequest, match="System role not supported") as caught:
         await make("{{ raise_exception('System role not supported') }}").render(HI, MAX_CHARS)
-    assert caught.value.param == "messages"
+    assert (caught.value.param, caught.value.code) == ("messages", "invalid_value")
 
 
 @pytest.mark.parametrize(
@@ -92,6 +97,21 @@ async def test_a_template_without_end_is_ended_and_the_next_chat_gets_a_fresh_he
     template = make("{% if messages[0].content == 'bad' %}" + source + "{% endif %}ok", seconds=0.5)
     with pytest.raises(InvalidRequest, match=r"longer than 0\.5 s"):
         await template.render([{"role": "user", "content": "bad"}], MAX_CHARS)
+    assert await template.render(HI, MAX_CHARS) == "ok"
+
+
+async def test_a_stopped_helper_is_ended_and_its_slot_is_free_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own alarm never comes, so the gateway keeps a deadline of its own."""
+    monkeypatch.setattr(templates, "GRACE_SECONDS", 0.2)
+    template = make("ok", seconds=0.3)
+    assert await template.render(HI, MAX_CHARS) == "ok"
+    (helper,) = template._all
+    os.kill(helper._process.pid, signal.SIGSTOP)
+    with pytest.raises(InvalidRequest, match=r"longer than 0\.3 s"):
+        await asyncio.wait_for(template.render(HI, MAX_CHARS), 10)
+    assert not helper.runs
     assert await template.render(HI, MAX_CHARS) == "ok"
 
 
@@ -132,3 +152,34 @@ def test_a_template_may_come_from_any_of_the_places_that_transformers_reads(tmp_
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "old"}))
     (tmp_path / "chat_template.jinja").write_text("file")
     assert find_template(tmp_path) == ChatTemplate("file", {"bos_token": "<s>", "eos_token": "</s>"})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("tokenizer_config.json", b"{bad", "not valid JSON"),
+        ("tokenizer_config.json", b"[]", "must hold a JSON object, not a list"),
+        ("tokenizer_config.json", '{"eos_token": "é"}'.encode("latin-1"), "not UTF-8"),
+        ("tokenizer_config.json", b"[" * 100_000, "not valid JSON"),
+        ("tokenizer_config.json", b'{"chat_template": ["x"]}', "a list of objects with name and template"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}', "a list of objects with name"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default", "template": 5}]}', "both strings"),
+        ("tokenizer_config.json", b'{"chat_template": {"default": "x"}}', "must be a string or a list"),
+        ("special_tokens_map.json", b"null", "must hold a JSON object, not null"),
+        ("chat_template.json", b"[]", "must hold a JSON object, not a list"),
+        ("chat_template.json", b'{"chat_template": 5}', "must be a string or a list"),
+        ("chat_template.jinja", b"\xff", "not UTF-8"),
+    ],
+)
+def test_a_broken_file_is_refused_with_its_name_and_what_is_wrong(
+    name: str, content: bytes, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelUnsupported, match=f"{re.escape(name)}.*{re.escape(says)}"):
+        find_template(tmp_path)
+
+
+def test_a_folder_in_a_files_place_is_refused_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").mkdir()
+    with pytest.raises(ModelUnsupported, match=r"chat_template\.jinja cannot be read"):
+        find_template(tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
 from paceline_server.errors import ContextLengthExceeded, InvalidRequest, ModelUnsupported
-from paceline_server.gateway.detokenizer import Detokenizer
+from paceline_server.gateway.detokenizer import Detokenizer, TokenBytes
 from paceline_server.gateway.markers import SpecialTokens
 from paceline_server.gateway.tokenizer import ModelTokenizer
 from paceline_server.testing import SPECIAL_TOKENS, write_model
@@ -147,10 +149,44 @@ def test_no_text_has_more_characters_than_its_tokens_can_say(text: str, tokenize
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(None, "has no tokenizer.json"), ("{", "not valid JSON"), ("{}", "loaded")]
+    ("content", "says"),
+    [
+        (None, "has no tokenizer.json"),
+        (b"{", "tokenizer.json is not valid JSON"),
+        (b"[]", "tokenizer.json must hold a JSON object, not a list"),
+        (b"null", "tokenizer.json must hold a JSON object, not null"),
+        (b"\xff", "tokenizer.json is not UTF-8"),
+        (b"{}", "tokenizer.json: the tokenizer cannot be loaded"),
+        (b'{"added_tokens": {"a": 1}}', "tokenizer.json: added_tokens must be a list"),
+        (b'{"added_tokens": ["<s>"]}', "tokenizer.json: added_tokens must be a list"),
+        (b'{"added_tokens": [{"content": "<s>", "special": true}]}', "an integer id"),
+        (b'{"added_tokens": [{"id": -1, "content": "<s>"}]}', "tokenizer.json: the tokenizer cannot be loaded"),
+        (b'{"decoder": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}', "cannot be loaded"),
+        (
+            b'{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}',
+            "tokenizer.json: it has no decoder",
+        ),
+    ],
 )
-def test_a_folder_without_a_usable_tokenizer_is_refused_by_name(content: str | None, says: str, tmp_path: Path) -> None:
+def test_a_folder_without_a_usable_tokenizer_is_refused_by_name(
+    content: bytes | None, says: str, tmp_path: Path
+) -> None:
     if content is not None:
-        (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(ModelUnsupported, match=says):
+        (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ModelUnsupported, match=re.escape(says)):
         ModelTokenizer.load(tmp_path)
+
+
+def test_an_id_far_beyond_the_vocabulary_is_refused_and_sizes_nothing(folder: Path) -> None:
+    """Whether an added token has it or an ordinary one; one token more than the model has is common, and taken."""
+    definition = json.loads((folder / "tokenizer.json").read_text())
+    tokens = len(definition["model"]["vocab"])
+    ModelTokenizer(definition).refuse_stray_ids(tokens)
+    extra = {**definition["added_tokens"][0], "content": "<pad>", "id": tokens}
+    ModelTokenizer({**definition, "added_tokens": [*definition["added_tokens"], extra]}).refuse_stray_ids(tokens)
+    pieces = TokenBytes({"a": 2**31}, [{"id": 2**27, "content": "<far>"}], {"type": "ByteLevel"})
+    assert (len(pieces), pieces[2**31], pieces[2**27], pieces[5]) == (2, b"a", b"<far>", b"")
+    tokenizer = ModelTokenizer(definition)
+    tokenizer.pieces = pieces
+    with pytest.raises(ModelUnsupported, match=f"the id {2**31}, but the model has {tokens} tokens"):
+        tokenizer.refuse_stray_ids(tokens)

@@ -18,6 +18,7 @@ from paceline_server.gateway import health, models
 from paceline_server.gateway.answers import Endpoint
 from paceline_server.gateway.chat import ChatEndpoint
 from paceline_server.gateway.completions import CompletionEndpoint
+from paceline_server.gateway.connection import answer_expect
 from paceline_server.gateway.middleware import exchange
 from paceline_server.gateway.service import answer
 from paceline_server.gateway.state import GATEWAY, Gateway
@@ -39,8 +40,8 @@ def create_app(config: ServerConfig, engine: Engine) -> web.Application:
             web.get("/metrics", health.metrics),
             web.get("/v1/models", models.list_models),
             web.get("/v1/models/{name:.+}", models.get_model),
-            web.post("/v1/chat/completions", _handler(ChatEndpoint())),
-            web.post("/v1/completions", _handler(CompletionEndpoint())),
+            web.post("/v1/chat/completions", _handler(ChatEndpoint()), expect_handler=answer_expect),
+            web.post("/v1/completions", _handler(CompletionEndpoint()), expect_handler=answer_expect),
         ]
     )
     return app

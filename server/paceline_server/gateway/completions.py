@@ -32,12 +32,9 @@ class CompletionEndpoint:
             ids: Sequence[int] = await text.encode_prompt(fields.prompt)
         else:
             ids = fields.prompt
-            if max(ids) >= text.info.vocab_size:
-                raise InvalidRequest(
-                    f"prompt: the model's token ids go from 0 to {text.info.vocab_size - 1}", param="prompt"
-                )
+            text.refuse_unknown(ids, "prompt")
         if not ids:
-            raise InvalidRequest("prompt: it has no tokens", param="prompt")
+            raise InvalidRequest("prompt: it has no tokens", param="prompt", code="invalid_value")
         return ids
 
     def opening(self) -> list[Json]:

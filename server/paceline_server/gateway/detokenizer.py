@@ -49,17 +49,27 @@ class TokenBytes:
     ) -> None:
         steps = _steps(decoder)
         kinds = {step["type"] for step in steps}
-        size = 1 + max([*vocabulary.values(), *(token["id"] for token in added_tokens)], default=-1)
-        self._pieces = [b""] * size
-        for token, token_id in vocabulary.items():
-            self._pieces[token_id] = _from_bytes(token) if "ByteLevel" in kinds else _from_text(token, steps)
+        # By id, not a list: an id is whatever the file says, and must not size anything.
+        self._pieces = {
+            token_id: _from_bytes(token) if "ByteLevel" in kinds else _from_text(token, steps)
+            for token, token_id in vocabulary.items()
+        }
         for added in added_tokens:
             self._pieces[added["id"]] = b"" if added.get("special") else added["content"].encode()
         self.strips_first_space = any(_strips_first_space(step) for step in steps)
 
     def __getitem__(self, token_id: int) -> bytes:
         """The bytes of a token; a padded vocabulary has ids that say nothing."""
-        return self._pieces[token_id] if token_id < len(self._pieces) else b""
+        return self._pieces.get(token_id, b"")
+
+    def __len__(self) -> int:
+        """Tokens that are known."""
+        return len(self._pieces)
+
+    @property
+    def largest_id(self) -> int:
+        """The largest id of a known token; -1 where there is none."""
+        return max(self._pieces, default=-1)
 
 
 class Detokenizer:
@@ -96,7 +106,7 @@ class Detokenizer:
 def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     """The decoder as a flat list of steps that are all known."""
     if decoder is None:
-        raise ModelUnsupported("tokenizer.json has no decoder: its tokens cannot be turned into text")
+        raise ModelUnsupported("it has no decoder: its tokens cannot be turned into text")
     if decoder["type"] == "Sequence":
         return [step for inner in decoder["decoders"] for step in _steps(inner)]
     known = decoder["type"] in {"ByteLevel", "ByteFallback", "Fuse", "Metaspace"}

@@ -19,6 +19,7 @@ MIN_BYTES_PER_SECOND = 16 * 1024
 BODIES_AT_ONCE = 8  # full-sized ones; smaller ones are many more
 
 _RETRY_AFTER_SECONDS = 1.0
+_SHOWN_CHARS = 40
 
 
 class BodyReader:
@@ -37,13 +38,12 @@ class BodyReader:
         """The whole body; its bytes count against all bodies' sum until the context is left.
 
         Raises:
-            InvalidRequest: compressed, or broken off.
+            InvalidRequest: compressed in either layer, or broken off.
             PayloadTooLarge: more than `max_bytes`, announced or received.
             RequestTimeout: it comes too slowly.
             Overloaded: too many large bodies are held at once.
         """
-        if request.headers.get("Content-Encoding", "identity") != "identity":
-            raise InvalidRequest("compressed bodies are not supported; send the body without Content-Encoding")
+        _refuse_codings(request)
         if (request.content_length or 0) > self._max_bytes:
             raise self._too_large()
         received = bytearray()
@@ -79,3 +79,19 @@ class BodyReader:
 
     def _too_large(self) -> PayloadTooLarge:
         return PayloadTooLarge(f"the body is larger than {self._max_bytes} bytes (gateway.max_body_bytes)")
+
+
+def _refuse_codings(request: web.Request) -> None:
+    """Refuse bodies that are more than framed: the chunks of a compressed transfer would be read as they are."""
+    if any(coding != "identity" for coding in _codings(request, "Content-Encoding")):
+        raise InvalidRequest("compressed bodies are not supported; send the body without Content-Encoding")
+    unknown = [coding for coding in _codings(request, "Transfer-Encoding") if coding != "chunked"]
+    if unknown:
+        raise InvalidRequest(
+            f"Transfer-Encoding {unknown[0][:_SHOWN_CHARS]!r} is not supported; send chunked alone, or Content-Length"
+        )
+
+
+def _codings(request: web.Request, header: str) -> list[str]:
+    """The codings of a header that may stand several times; they have no case (RFC 9110)."""
+    return [coding.strip().lower() for value in request.headers.getall(header, []) for coding in value.split(",")]

@@ -44,25 +44,44 @@ class ModelText:
         """Token ids of a plain prompt.
 
         Raises:
-            InvalidRequest: too long for any context.
+            InvalidRequest: too long for any context, or it has a token that the model does not know.
         """
         self.tokenizer.refuse_hopeless(len(text), self.info.max_model_len, "prompt")
-        return await self._in_worker(lambda: self.tokenizer.encode_text(text))
+        ids = await self._in_worker(lambda: self.tokenizer.encode_text(text))
+        self.refuse_unknown(ids, "prompt")
+        return ids
 
     async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a chat, up to the opening of the assistant's turn.
 
         Raises:
             InvalidRequest: the model has no chat template, or the template refuses the messages, or they are too long
-                for any context.
+                for any context, or they have a token that the model does not know.
         """
         if self.renderer is None:
-            raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
+            raise InvalidRequest(
+                "this model has no chat template; use /v1/completions", param="messages", code="invalid_value"
+            )
         limit = self.info.max_model_len
         self.tokenizer.refuse_hopeless(sum(len(message["content"]) for message in messages), limit, "messages")
         mark, guarded = await self._in_worker(lambda: self._guard(messages))
         rendered = await self.renderer.render(guarded, self.tokenizer.chars_that_fit(limit))
-        return await self._in_worker(lambda: self.tokenizer.encode_chat(rendered, mark))
+        ids = await self._in_worker(lambda: self.tokenizer.encode_chat(rendered, mark))
+        self.refuse_unknown(ids, "messages")
+        return ids
+
+    def refuse_unknown(self, ids: Sequence[int], param: str) -> None:
+        """Refuse token ids that the model does not have; they would take the engine down.
+
+        Raises:
+            InvalidRequest: there is one.
+        """
+        if max(ids, default=0) >= self.info.vocab_size:
+            raise InvalidRequest(
+                f"{param}: the model's token ids go from 0 to {self.info.vocab_size - 1}, not to {max(ids)}",
+                param=param,
+                code="invalid_value",
+            )
 
     async def close(self) -> None:
         """End the template's helper processes."""
@@ -115,7 +134,7 @@ class TextKeeper:
         """Follow the engine until cancelled.
 
         Raises:
-            ModelUnsupported: the folder's tokenizer cannot be used.
+            ModelUnsupported: the folder's tokenizer or chat template cannot be used.
         """
         try:
             while True:
@@ -131,6 +150,7 @@ class TextKeeper:
         loop = asyncio.get_running_loop()
         folder = Path(info.folder)
         tokenizer = await loop.run_in_executor(self._workers, ModelTokenizer.load, folder)
+        tokenizer.refuse_stray_ids(info.vocab_size)
         template = await loop.run_in_executor(self._workers, find_template, folder)
         renderer = None if template is None else await self._start(template)
         old, self._text = self._text, ModelText(info, tokenizer, renderer, self._workers)

@@ -15,6 +15,7 @@ from paceline_server.config import ServerConfig
 from paceline_server.engine.interface import Engine
 from paceline_server.errors import InvalidConfiguration
 from paceline_server.gateway.app import TEXT_TASK, create_app
+from paceline_server.gateway.connection import GatewayRunner
 from paceline_server.gateway.drain import Drain
 from paceline_server.gateway.state import GATEWAY
 
@@ -40,7 +41,7 @@ async def serve_gateway(
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside every counter and histogram, which nobody reads
     app = create_app(config, engine)
-    runner = web.AppRunner(
+    runner = GatewayRunner(
         app,
         access_log=None,  # the middleware writes its own
         handler_cancellation=True,  # a client that goes away cancels its handler, which aborts the request

@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from paceline_server.engine.interface import FinishReason, GenerationRequest
-from paceline_server.errors import ContextLengthExceeded, InvalidRequest
+from paceline_server.errors import ContextLengthExceeded
 from paceline_server.gateway.answers import Endpoint, Head, Json, usage
 from paceline_server.gateway.assembly import Delta, TextAssembly
 from paceline_server.gateway.context import output_tokens, refuse_limit_beyond_context
@@ -67,7 +67,7 @@ async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelTex
         fields = await _read(body, endpoint, gateway)
         gateway.require_model(fields.model)
         refuse_limit_beyond_context(fields.output_limit, fields.output_limit_field, text.info)
-        _refuse_unknown_tokens(fields, text)
+        text.refuse_unknown(fields.stop_token_ids, "stop_token_ids")
         prompt = await endpoint.encode(fields, text)
     exchange.prompt_tokens = len(prompt)
     head = Head(endpoint.id_prefix + exchange.id, exchange.created, fields.model, gateway.fingerprint(text.info))
@@ -98,13 +98,6 @@ async def _read(body: bytes, endpoint: Endpoint[Any], gateway: Gateway) -> Gener
     if len(body) < _PARSE_IN_WORKER_BYTES:
         return parse()
     return await asyncio.get_running_loop().run_in_executor(gateway.workers, parse)
-
-
-def _refuse_unknown_tokens(fields: GenerationFields, text: ModelText) -> None:
-    if any(token >= text.info.vocab_size for token in fields.stop_token_ids):
-        raise InvalidRequest(
-            f"stop_token_ids: the model's token ids go from 0 to {text.info.vocab_size - 1}", param="stop_token_ids"
-        )
 
 
 def _fit(

@@ -17,9 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline_server.errors import ContextLengthExceeded, InvalidRequest
+from paceline_server.errors import ContextLengthExceeded, InvalidRequest, ModelUnsupported
+from paceline_server.gateway.model_files import read_object, read_text
 
 RENDER_SECONDS = 5.0
+GRACE_SECONDS = 1.0
+"""What a helper's own alarm may be late; then the gateway ends it. A stopped process has no alarm."""
+START_SECONDS = 10.0
+"""What the first chat of a fresh helper may take longer: Python starts, on a busy machine."""
 RENDER_MEMORY_BYTES = 1 << 30
 
 _FRAME_HEADER_BYTES = 4
@@ -46,16 +51,19 @@ def find_template(folder: Path) -> ChatTemplate | None:
 
     The places and their order are those of transformers: chat_template.jinja, then tokenizer_config.json (one template,
     or a list of named ones, of which "default" is taken), then chat_template.json.
+
+    Raises:
+        ModelUnsupported: one of these files is not what it should be.
     """
-    config = _read_json(folder / "tokenizer_config.json")
-    variables = dict(_special_tokens(_read_json(folder / "special_tokens_map.json")))
+    config = read_object(folder / "tokenizer_config.json") or {}
+    variables = dict(_special_tokens(read_object(folder / "special_tokens_map.json") or {}))
     variables.update(_special_tokens(config))
-    file = folder / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
-    if isinstance(source, list):
-        source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
-    source = source or _read_json(folder / "chat_template.json").get("chat_template")
-    return ChatTemplate(source, variables) if isinstance(source, str) else None
+    source = (
+        read_text(folder / "chat_template.jinja")
+        or _named(config, folder / "tokenizer_config.json")
+        or _named(read_object(folder / "chat_template.json") or {}, folder / "chat_template.json")
+    )
+    return ChatTemplate(source, variables) if source else None
 
 
 class TemplateRenderer:
@@ -95,7 +103,9 @@ class TemplateRenderer:
             )
         if "refused" in answer:
             raise InvalidRequest(
-                f"the model's chat template refuses these messages: {answer['refused']}", param="messages"
+                f"the model's chat template refuses these messages: {answer['refused']}",
+                param="messages",
+                code="invalid_value",
             )
         text: str = answer["text"]
         return text
@@ -110,7 +120,12 @@ class TemplateRenderer:
         async with self._slots:
             helper = self._take_idle() or await self._start()
             try:
-                answer = await helper.exchange(chat)
+                async with asyncio.timeout(self._seconds + GRACE_SECONDS + (0.0 if helper.used else START_SECONDS)):
+                    answer = await helper.exchange(chat)
+            except TimeoutError:
+                self._all.discard(helper)
+                await helper.kill()
+                return {"refused": self._obituary(-signal.SIGALRM)}
             except (asyncio.IncompleteReadError, ConnectionError):
                 self._all.discard(helper)
                 return {"refused": self._obituary(await helper.end())}
@@ -146,6 +161,7 @@ class _Helper:
         self._process = process
         self._stdin = process.stdin
         self._stdout = process.stdout
+        self.used = False
 
     @classmethod
     async def start(cls, first: dict[str, Any]) -> _Helper:
@@ -168,13 +184,18 @@ class _Helper:
         await self._stdin.drain()
         size = int.from_bytes(await self._stdout.readexactly(_FRAME_HEADER_BYTES), "big")
         answer: dict[str, Any] = json.loads(await self._stdout.readexactly(size))
+        self.used = True
         return answer
 
     async def end(self) -> int:
         """End the process if it still runs; returns its exit code."""
+        if self._stdout.at_eof():  # it ends by itself: let it, for the sake of its exit code
+            return await self._process.wait()
+        return await self.kill()
+
+    async def kill(self) -> int:
+        """End the process whatever it does; returns its exit code."""
         with suppress(ProcessLookupError):
-            if self._stdout.at_eof():  # it ends by itself: let it, for the sake of its exit code
-                return await self._process.wait()
             self._process.kill()
         return await self._process.wait()
 
@@ -192,9 +213,17 @@ def _special_tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield name, text
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    return content
+def _named(config: Mapping[str, Any], path: Path) -> str | None:
+    """The entry `chat_template` of the file `path`: a text, or the default one of a list."""
+    given = config.get("chat_template")
+    if given is None or isinstance(given, str):
+        return given
+    if not isinstance(given, list) or not all(map(_is_named_template, given)):
+        raise ModelUnsupported(
+            f"{path}: chat_template must be a string or a list of objects with name and template, both strings"
+        )
+    return next((entry["template"] for entry in given if entry["name"] == "default"), None)
+
+
+def _is_named_template(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("name", "template"))

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from paceline_server.errors import ContextLengthExceeded, InvalidRequest, ModelUnsupported
 from paceline_server.gateway.detokenizer import TokenBytes
 from paceline_server.gateway.markers import SpecialTokens
+from paceline_server.gateway.model_files import read_object
 
 _NORMALIZER_SHRINKS = 4  # a normalizer may compose characters or drop some; more than three in four it does not
 
@@ -32,12 +33,12 @@ class ModelTokenizer:
     """
 
     def __init__(self, definition: Mapping[str, Any]) -> None:
-        added = definition.get("added_tokens") or []
+        added = _added_tokens(definition)
         self.special = SpecialTokens(added)
         try:
             self._tokenizer = Tokenizer.from_str(json.dumps({**definition, "added_tokens": self._disguised(added)}))
         except Exception as error:  # the library raises bare Exception for every fault of a definition
-            raise ModelUnsupported(f"tokenizer.json cannot be loaded: {error}") from None
+            raise ModelUnsupported(f"the tokenizer cannot be loaded: {error}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=False)
@@ -56,12 +57,30 @@ class ModelTokenizer:
         Raises:
             ModelUnsupported: there is no tokenizer.json, or it cannot be used.
         """
+        path = folder / "tokenizer.json"
+        definition = read_object(path)
+        if definition is None:
+            raise ModelUnsupported(f"{folder} has no tokenizer.json: only fast tokenizers are supported")
         try:
-            return cls(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            raise ModelUnsupported(f"{folder} has no tokenizer.json: only fast tokenizers are supported") from None
-        except ValueError as error:
-            raise ModelUnsupported(f"{folder}/tokenizer.json is not valid JSON: {error}") from None
+            return cls(definition)
+        except ModelUnsupported as error:
+            raise ModelUnsupported(f"{path}: {error}") from None
+
+    def refuse_stray_ids(self, vocab_size: int) -> None:
+        """Refuse a tokenizer that is not the model's.
+
+        One token more than the model knows (a padding token that was added later) is common, and harms nobody who does
+        not write it; so an id may also be as large as the number of tokens allows.
+
+        Raises:
+            ModelUnsupported: an id is beyond the model's vocabulary and beyond the number of tokens.
+        """
+        largest = self.pieces.largest_id
+        if largest >= max(vocab_size, len(self.pieces)):
+            raise ModelUnsupported(
+                f"tokenizer.json has a token with the id {largest}, but the model has {vocab_size} tokens and the "
+                f"tokenizer {len(self.pieces)}: they do not belong together"
+            )
 
     def encode_text(self, text: str) -> list[int]:
         """A plain prompt, with what the tokenizer adds by default; special tokens in it are control tokens."""
@@ -78,6 +97,7 @@ class ModelTokenizer:
             raise InvalidRequest(
                 "the messages hold a text that this model's tokenizer can only read as a control token",
                 param="messages",
+                code="invalid_value",
             )
         return self._real(ids)
 
@@ -114,3 +134,15 @@ class ModelTokenizer:
             else token
             for token in added
         ]
+
+
+def _added_tokens(definition: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The entries of `added_tokens`, of which the parts used here are checked; the library checks the rest."""
+    added = definition.get("added_tokens") or []
+    if not isinstance(added, list) or not all(map(_is_added_token, added)):
+        raise ModelUnsupported("added_tokens must be a list of objects with an integer id and a string content")
+    return added
+
+
+def _is_added_token(token: Any) -> bool:
+    return isinstance(token, dict) and type(token.get("id")) is int and isinstance(token.get("content"), str)

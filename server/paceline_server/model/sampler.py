@@ -1,9 +1,12 @@
 """Draws the next tokens of a batch from their logits, all rows at once. Called by `runner` once a step.
 
-Greedy rows take an argmax. Others are drawn by inverting the distribution function at one uniform number, a function
-of the row's seed and position (`randomness`), so a token does not depend on what shares its batch. Top-k, top-p and
-min-p become one threshold a row, found from the largest logits only: nothing is sorted where none of them is set, and
-the whole vocabulary only where the nucleus is that wide.
+Greedy rows take an argmax, and so do the others, of their logits plus Gumbel noise: that is a draw from the softmax
+(Maddison, Tarlow, Minka, "A* sampling", 2014). The noise is a function of the row's seed and position and of the token
+id (`randomness`), so a token does not depend on what shares its batch, and logits that the batch's shape moves in their
+last bits change it only where two tokens nearly tie. (Inverting the distribution function at one number would not do:
+there every small change moves all boundaries behind it.) Top-k, top-p and min-p become one threshold a row, found from
+the largest logits only: nothing is sorted where none of them is set, and the whole vocabulary only where the nucleus is
+that wide.
 
 Filters apply in the order of transformers' `generate`: temperature, top-k, top-p over what top-k left, min-p. Tokens
 that tie with the last one kept are kept too: which of them comes first in memory must not decide.
@@ -19,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline_server.model.packing import SamplingBatch
-from paceline_server.model.randomness import uniforms
+from paceline_server.model.randomness import gumbels
 
 _FIRST_CANDIDATES = 256
 """How many of the largest logits are looked at first for top-p; eight times as many in every further try."""
@@ -58,16 +61,8 @@ def _draw(logits: Tensor, settings: SamplingBatch, rows: NDArray[np.int64]) -> T
         kept = scaled[index]
         below = kept < _thresholds(kept, settings, rows[filtered])[:, None]
         scaled[index] = kept.masked_fill_(below, -math.inf)
-    return _invert(scaled, uniforms(settings.seeds[rows], settings.positions[rows]))
-
-
-def _invert(scaled: Tensor, numbers: NDArray[np.float64]) -> Tensor:
-    """The token in whose share of [0, 1) each row's number falls. Summed in float64: V shares of 1 / V are many."""
-    weights = (scaled - scaled.amax(dim=-1, keepdim=True)).exp_()
-    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    targets = torch.from_numpy(numbers).to(scaled.device)[:, None] * cumulative[:, -1:]
-    # The first token whose cumulative weight exceeds the target: never one of weight 0.
-    return torch.searchsorted(cumulative, targets, right=True)[:, 0]
+    noise = gumbels(settings.seeds[rows], settings.positions[rows], like=scaled)
+    return scaled.add_(noise).argmax(dim=-1)
 
 
 def _thresholds(scaled: Tensor, settings: SamplingBatch, rows: NDArray[np.int64]) -> Tensor:
