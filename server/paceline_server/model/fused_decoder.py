@@ -23,7 +23,14 @@ from paceline_server.model.native import (
     source,
 )
 from paceline_server.model.packing import PackedBatch
-from paceline_server.model.rotation import Rotation, Weights, rotate_stream, rotate_values
+from paceline_server.model.rotation import (
+    Rotation,
+    Weights,
+    hadamard_factor,
+    rotate_down_inputs,
+    rotate_stream,
+    rotate_values,
+)
 
 FUSED_FAMILIES = frozenset({"granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"})
 """Values of model_type whose layers are built as this decoder's."""
@@ -79,6 +86,7 @@ class FusedDecoder:
                 rotate_stream(weights, rotation)
             if int8:
                 rotate_values(weights, self._shape.head_dim)
+                rotate_down_inputs(weights, self._shape.down_factor)
             fields = {name: source(tensor) for name, tensor in weights.items()}
             pool.library.require("decoder_add_layer", self.handle.address, LayerSource(**fields))
             _empty(layer)
@@ -148,6 +156,7 @@ def _shape(model: CausalModel, weight_format: int) -> DecoderShape:
         norm_whole_rows=int(query_norm is not None and query_norm.weight.numel() != head_dim),
         weight_format=weight_format,
         head_format=weight_format,
+        down_factor=hadamard_factor(int(config.intermediate_size)) if weight_format == _INT8 else 1,
         epsilon=float(config.rms_norm_eps),
         attention_scale=float(attention.scaling),
         embedding_scale=float(getattr(config, "embedding_multiplier", 1.0)),

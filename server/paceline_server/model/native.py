@@ -51,7 +51,7 @@ class DecoderShape(Structure):
 
     _fields_ = [
         *_int32s("hidden intermediate heads kv_heads head_dim rotary vocabulary norm_after norm_whole_rows"),
-        *_int32s("weight_format head_format"),
+        *_int32s("weight_format head_format down_factor"),
         *[(name, c_float) for name in "epsilon attention_scale embedding_scale residual_scale logits_scale".split()],
     ]
 

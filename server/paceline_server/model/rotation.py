@@ -3,7 +3,8 @@
 A few channels of a decoder's activations are far larger than the others; the range of a token's bytes is theirs, and
 the rest is rounded away. An orthogonal matrix Q spreads every channel over all of them, and changes nothing else: RMS
 norms do not see a rotation of their input, so Q can be merged into the weights on either side of the residual stream,
-once, at load. (The idea is QuaRot's, Ashkboos et al. 2024.) Heads are rotated likewise between values and output.
+once, at load. (The idea is QuaRot's, Ashkboos et al. 2024.) Heads are rotated likewise between values and output. What
+the down projection reads is no linear function of anything, so it is rotated in each step, by the cheapest matrix.
 
     stream' = stream Q      embedding' = E Q      inputs of a layer: W' = W diag(norm) Q      outputs: W' = Q^T W
 
@@ -70,6 +71,18 @@ def rotate_values(weights: Weights, head_dim: int) -> None:
     bias = weights.get("value_bias")
     if bias is not None:
         weights["value_bias"] = rotation.apply(bias.view(-1, head_dim)).view(-1)
+
+
+def hadamard_factor(size: int) -> int:
+    """Factor of the rotation that is computed in each step: see `hadamard` in csrc/rows.h."""
+    return math.gcd(size, _WIDEST)
+
+
+def rotate_down_inputs(weights: Weights, factor: int) -> None:
+    """Undo in the down projection what csrc/rows.h's `hadamard` does to its inputs."""
+    down = _present(weights, "down")
+    parts = down.view(len(down), factor, -1)
+    weights["down"] = torch.einsum("ofr,fg->ogr", parts, _orthogonal(factor)).reshape(down.shape).contiguous()
 
 
 def _present(weights: Weights, name: str) -> Tensor:

@@ -122,6 +122,11 @@ void Decoder::feed_forward(const Layer& layer, int rows) {
   multiply(layer.gated, Stage::kGated,
            normed(shape_.norm_after ? none : layer.mlp_norm, layer.gated, stream_.get(), rows),
            {Output::Kind::kSwiglu, activated_.get(), shape_.intermediate});
+  if (shape_.down_factor > 1) {
+    for_rows(pool_, rows, [&](int row) {
+      hadamard(activated_.get() + ptrdiff_t(row) * shape_.intermediate, shape_.down_factor, shape_.intermediate);
+    });
+  }
   add(layer.down, Stage::kDown, prepared(layer.down, activated_.get(), rows), shape_.norm_after ? layer.mlp_norm : none);
 }
 

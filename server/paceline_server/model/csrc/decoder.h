@@ -25,6 +25,7 @@ struct DecoderShape {
   int32_t norm_whole_rows;   // query and key norms span all heads (OLMo 2), not each head (Qwen 3)
   int32_t weight_format;     // WeightFormat of the layers
   int32_t head_format;       // WeightFormat of the head
+  int32_t down_factor;       // inputs of the down projection go through hadamard() with this factor; 1: they do not
   float epsilon;
   float attention_scale;
   float embedding_scale;

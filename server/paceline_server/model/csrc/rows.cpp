@@ -73,6 +73,21 @@ void rotate(float* head, const float* cosine, const float* sine, int rotary) {
   }
 }
 
+void hadamard(float* row, int factor, int size) {
+  for (int span = size / factor; span < size; span *= 2) {
+    for (int begin = 0; begin < size; begin += 2 * span) {
+      float *const low = row + begin, *const high = low + span;
+#pragma omp simd
+      for (int i = 0; i < span; ++i) {
+        const float first = low[i], second = high[i];
+        low[i] = first + second;
+        high[i] = first - second;
+      }
+    }
+  }
+  scale_row(row, 1.0f / std::sqrt(static_cast<float>(factor)), size);
+}
+
 void scale_row(float* row, float factor, int size) {
 #pragma omp simd
   for (int i = 0; i < size; ++i) row[i] *= factor;

@@ -34,6 +34,10 @@ void rms_norm(const float* row, const float* weight, float epsilon, int size, fl
 // Rotary position embedding of one head, in place: element i < rotary / 2 turns with element i + rotary / 2.
 void rotate(float* head, const float* cosine, const float* sine, int rotary);
 
+// Multiply the row, seen as [factor, size / factor], with Hadamard's matrix from the left, and with 1 / sqrt(factor), in
+// place: large values are spread over `factor` places. factor: a power of two that divides size.
+void hadamard(float* row, int factor, int size);
+
 // row *= factor
 void scale_row(float* row, float factor, int size);
 
