@@ -66,10 +66,14 @@ class EngineConfig(_Group):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Of weights and KV cache; auto is the checkpoint's on a GPU and float32 on a CPU."
     )
-    quantization: None = Field(None, description="Only null is supported.")
+    quantization: Literal["int8"] | None = Field(
+        None, description="int8 quantizes the weights at load, on a CPU; null computes with engine.dtype."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one.")
-    attention_backend: Literal["auto", "reference"] = Field(
-        "auto", description="Implementation of paged attention; reference is plain torch."
+    attention_backend: Literal["auto", "reference", "cpu"] = Field(
+        "auto",
+        description="Implementation of attention and layers: reference is plain torch, cpu our C++ kernels (needs a "
+        "C++ compiler, once); auto takes cpu on a CPU where it can.",
     )
     threads: Positive | None = Field(None, description="Compute threads on a CPU; null takes all cores given.")
 

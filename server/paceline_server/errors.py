@@ -9,6 +9,7 @@
     │   ├── NoGPU                   device: cuda without a usable GPU
     │   ├── OutOfMemory             weights or KV cache do not fit
     │   └── EngineFailed            the engine process died while starting
+    │       └── NativeUnavailable       the CPU kernels are neither compiled nor can they be
     └── RequestError            one request cannot be served: it becomes an HTTP answer in OpenAI's error shape
         ├── InvalidRequest          400, names the parameter
         │   └── ContextLengthExceeded   400, code context_length_exceeded
@@ -81,6 +82,10 @@ class EngineFailed(StartupError):
     """The engine process ended before it was ready, for a reason that has no name of its own."""
 
     reason = "EngineFailed"
+
+
+class NativeUnavailable(EngineFailed):
+    """The CPU kernels are not there: not in the package, and they cannot be compiled here."""
 
 
 STARTUP_ERRORS: dict[str, type[StartupError]] = {

@@ -67,11 +67,12 @@ def test_every_family_in_the_list_has_a_variant_here() -> None:
     assert {family for family, _ in VARIANTS.values()} == FAMILIES
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_chunks_of_several_sequences_give_transformers_own_logits(variant: str, tmp_path: Path) -> None:
+def test_chunks_of_several_sequences_give_transformers_own_logits(variant: str, backend: str, tmp_path: Path) -> None:
     family, settings = VARIANTS[variant]
     save_tiny_model(tmp_path, family, **settings)
-    loaded = load(tiny_config(tmp_path), lambda _: None)
+    loaded = load(tiny_config(tmp_path, engine={"attention_backend": backend}), lambda _: None)
     torch.manual_seed(3)
     sequences = [torch.randint(3, 97, (cuts[-1],)).tolist() for cuts in CUTS]
     expected = transformers_logits(tmp_path, sequences)

@@ -70,7 +70,7 @@ def test_the_info_says_what_was_loaded(llama: Path) -> None:
     token_bytes = 2 * 3 * 2 * 8 * 4  # keys and values, layers, heads, head size, float32
     assert info.num_blocks == 4 * 2**20 // (4 * token_bytes)
     assert (info.max_model_len, info.vocab_size, info.eos_token_ids) == (256, 97, (2,))
-    assert (info.dtype, info.device, info.attention_backend) == ("float32", "cpu", "reference")
+    assert (info.dtype, info.device, info.attention_backend) == ("float32", "cpu", "cpu")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

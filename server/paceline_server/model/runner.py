@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -16,27 +18,54 @@ from paceline_server.model.packing import PackedBatch, pack, pack_sampling
 from paceline_server.model.sampler import sample
 
 
-class ModelRunner:
-    """A model, its attention back end, and nothing that outlives a step. See `engine.batch.Runner`.
+class StepModel(Protocol):
+    """A model together with its KV cache."""
+
+    def logits(self, batch: PackedBatch) -> Tensor:
+        """Write the KV of all T tokens; [R, vocabulary] float32 logits of the R rows that are sampled."""
+        ...
+
+
+class TransformersModel:
+    """A model as transformers runs it, layer by layer. See `StepModel`.
 
     Args:
         model: loaded, with `attention` attached to its layers.
         attention: owns the KV cache.
-        block_size: tokens in a block of it.
         device: where both are.
     """
 
-    def __init__(self, model: CausalModel, attention: PagedAttention, block_size: int, device: torch.device) -> None:
+    def __init__(self, model: CausalModel, attention: PagedAttention, device: torch.device) -> None:
         self._model = model
         self._attention = attention
-        self._block_size = block_size
         self._device = device
+
+    def logits(self, batch: PackedBatch) -> Tensor:
+        """Run the decoder over all rows, and the head over those that are sampled."""
+        self._attention.plan(batch)
+        hidden = self._model.hidden_states(
+            torch.from_numpy(batch.token_ids).to(self._device), torch.from_numpy(batch.positions).to(self._device)
+        )
+        return self._model.logits(hidden[torch.from_numpy(batch.logits_rows).to(self._device)])
+
+
+class ModelRunner:
+    """A model, and nothing that outlives a step. See `engine.batch.Runner`.
+
+    Args:
+        model: with its KV cache.
+        block_size: tokens in a block of it.
+    """
+
+    def __init__(self, model: StepModel, block_size: int) -> None:
+        self.model = model
+        self._block_size = block_size
 
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> list[int | None]:
         """Write the KV of every token of the batch, and draw a token for each slice that is sampled."""
         packed = pack(batch, self._block_size)
-        tokens = sample(self._logits(packed), pack_sampling(batch))
+        tokens = sample(self.model.logits(packed), pack_sampling(batch))
         answer: list[int | None] = [None] * len(batch.slices)
         for row, token in zip(packed.sampled.tolist(), tokens, strict=True):
             answer[row] = token
@@ -45,7 +74,7 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> Tensor:
         """Like `execute`, but the logits [R, vocabulary] of the R sampled slices, in float32."""
-        return self._logits(pack(batch, self._block_size))
+        return self.model.logits(pack(batch, self._block_size))
 
     def warm_up(self, batch: StepBatch) -> None:
         """Run a batch for its effects: memory is claimed, kernels are chosen, and the weights prove sound.
@@ -60,13 +89,6 @@ class ModelRunner:
                 "or engine.dtype cannot hold the model's values (bfloat16 and float32 have the range)"
             )
         sample(logits, pack_sampling(batch))
-
-    def _logits(self, packed: PackedBatch) -> Tensor:
-        self._attention.plan(packed)
-        hidden = self._model.hidden_states(
-            torch.from_numpy(packed.token_ids).to(self._device), torch.from_numpy(packed.positions).to(self._device)
-        )
-        return self._model.logits(hidden[torch.from_numpy(packed.logits_rows).to(self._device)])
 
 
 def largest_batches(

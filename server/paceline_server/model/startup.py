@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -16,10 +17,8 @@ from paceline_server.engine.interface import ModelInfo, StartupPhase
 from paceline_server.engine.loop import Loaded
 from paceline_server.errors import OutOfMemory
 from paceline_server.model import hub
-from paceline_server.model.attention.hook import attach, attention_modules
-from paceline_server.model.attention.interface import PagedAttention
-from paceline_server.model.attention.reference import ReferenceAttention
-from paceline_server.model.cache import KVCache, KVGeometry, blocks_for_cpu, blocks_for_gpu
+from paceline_server.model.backend import Backend, CpuBackend, ReferenceBackend, choose_backend
+from paceline_server.model.cache import KVGeometry, blocks_for_cpu, blocks_for_gpu
 from paceline_server.model.loader import CausalModel, eos_token_ids, load_model, read_config
 from paceline_server.model.machine import available_memory, choose_device, choose_dtype, cores_given
 from paceline_server.model.runner import ModelRunner, largest_batches
@@ -32,9 +31,6 @@ OnPhase = Callable[[StartupPhase], None]
 
 _STEP_BYTES = 256 << 20
 """Memory left free on a CPU beside weights and KV cache: what a step needs."""
-
-_BACKENDS: dict[str, Callable[[KVCache], PagedAttention]] = {"reference": ReferenceAttention}
-"""Attention back ends by the name that engine.attention_backend gives them."""
 
 
 def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
@@ -55,11 +51,11 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
         model_config = read_config(folder)
         longest = context_length(model_config.to_dict(), config.engine.max_model_len)
         dtype = choose_dtype(config.engine.dtype, model_config.dtype, device)
+        backend_name = choose_backend(config.engine, model_config, dtype, device)
         model = load_model(folder, model_config, dtype, device, available_memory() - _STEP_BYTES)
-    backend = "reference" if config.engine.attention_backend == "auto" else config.engine.attention_backend
-    setup = _Setup(
-        model, _BACKENDS[backend], _geometry(model, config.kv_cache, dtype), device, longest, config.batching
-    )
+        backend = _backend(backend_name, model, device, longest, config)
+        del model
+    setup = _Setup(backend, _geometry(model_config, config.kv_cache, dtype), device, longest, config.batching)
     with _phase("allocate_kv_cache", on_phase):
         num_blocks = setup.count_blocks(config.kv_cache)
         runner = setup.runner(num_blocks)
@@ -74,7 +70,7 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
         block_size=config.kv_cache.block_size_tokens,
         dtype=str(dtype).removeprefix("torch."),
         device=device.type,
-        attention_backend=backend,
+        attention_backend=backend_name,
     )
     log.info("loaded %s", info)
     return Loaded(runner, info)
@@ -85,14 +81,12 @@ class _Setup:
 
     def __init__(
         self,
-        model: CausalModel,
-        backend: Callable[[KVCache], PagedAttention],
+        backend: Backend,
         geometry: KVGeometry,
         device: torch.device,
         longest: int,
         batching: BatchingConfig,
     ) -> None:
-        self._model = model
         self._backend = backend
         self._geometry = geometry
         self._device = device
@@ -117,12 +111,7 @@ class _Setup:
         Raises:
             OutOfMemory: the device has less than it said.
         """
-        try:
-            attention = self._backend(KVCache(self._geometry, num_blocks, self._device))
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemory(f"the KV cache of {num_blocks} blocks could not be allocated: {error}") from None
-        attach(self._model.decoder, attention, self._longest)
-        return ModelRunner(self._model, attention, self._geometry.block_size, self._device)
+        return ModelRunner(self._backend.on_cache(self._geometry, num_blocks), self._geometry.block_size)
 
     def warm_up(self, runner: ModelRunner, num_blocks: int) -> None:
         """Run the largest prefill and the largest decode.
@@ -149,30 +138,26 @@ class _Setup:
         torch.cuda.reset_peak_memory_stats(self._device)
         self.warm_up(runner, blocks)
         needed = torch.cuda.max_memory_allocated(self._device) - before
-        attach(self._model.decoder, _NoAttention(), self._longest)  # lets go of the measured cache
+        self._backend.release_cache()
         del runner
         torch.cuda.empty_cache()
         return needed
 
 
-class _NoAttention:
-    """Stands in between two caches."""
-
-    def plan(self, *_: object) -> None:
-        raise AssertionError("no KV cache is in place")
-
-    def forward(self, *_: object) -> torch.Tensor:
-        raise AssertionError("no KV cache is in place")
+def _backend(name: str, model: CausalModel, device: torch.device, longest: int, config: ServerConfig) -> Backend:
+    if name == "cpu":
+        threads = config.engine.threads or cores_given()
+        return CpuBackend(model, threads, int8=config.engine.quantization == "int8")
+    return ReferenceBackend(model, device, longest)
 
 
-def _geometry(model: CausalModel, config: KVCacheConfig, dtype: torch.dtype) -> KVGeometry:
-    settings = model.config
-    heads = int(settings.num_attention_heads)
+def _geometry(config: Any, cache: KVCacheConfig, dtype: torch.dtype) -> KVGeometry:
+    heads = int(config.num_attention_heads)
     return KVGeometry(
-        layers=len(attention_modules(model.decoder)),
-        kv_heads=int(getattr(settings, "num_key_value_heads", None) or heads),
-        head_dim=int(getattr(settings, "head_dim", None) or settings.hidden_size // heads),
-        block_size=config.block_size_tokens,
+        layers=int(config.num_hidden_layers),
+        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        block_size=cache.block_size_tokens,
         dtype=dtype,
     )
 

@@ -1,0 +1,72 @@
+"""Paged attention on a CPU by the C++ kernels, which own the cache's layout.
+
+`fused_decoder` uses the cache and the plan, and attends without coming back to Python; `forward` is for a model whose
+layers run in torch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline_server.model.cache import KVGeometry
+from paceline_server.model.native import CacheShape, StepShape, ThreadPool, address
+from paceline_server.model.packing import PackedBatch
+
+
+class CpuAttention:
+    """See `interface.PagedAttention`.
+
+    Args:
+        geometry: of the cache, float32 or bfloat16.
+        num_blocks: in the cache.
+        pool: computes.
+
+    Raises:
+        OutOfMemory: the cache does not fit.
+    """
+
+    def __init__(self, geometry: KVGeometry, num_blocks: int, pool: ThreadPool) -> None:
+        self._pool = pool
+        shape = CacheShape(
+            layers=geometry.layers,
+            blocks=num_blocks,
+            block_size=geometry.block_size,
+            kv_heads=geometry.kv_heads,
+            head_dim=geometry.head_dim,
+            bfloat16=int(geometry.dtype == torch.bfloat16),
+        )
+        self.handle = pool.library.make("attention", pool.handle.address, shape)
+        self.step = StepShape()
+        self._batch: PackedBatch | None = None  # keeps alive what `step` points at
+        self._planned_heads = 0
+
+    def plan(self, batch: PackedBatch) -> None:
+        """Take note of the step; its tasks depend on the number of heads, which `forward` knows."""
+        self._batch = batch
+        self._planned_heads = 0
+        self.step = StepShape(
+            tokens=batch.num_tokens,
+            sequences=len(batch.kv_lengths),
+            table_width=batch.block_table.shape[1],
+            slots=address(batch.slots),
+            query_starts=address(batch.query_starts),
+            kv_lengths=address(batch.kv_lengths),
+            block_table=address(batch.block_table),
+        )
+
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Write, then attend; in float32, whatever the cache holds."""
+        library, heads = self._pool.library, query.shape[1]
+        if self._planned_heads != heads:
+            library.call("attention_plan", self.handle.address, self.step, heads)
+            self._planned_heads = heads
+        floats = [tensor.to(torch.float32).contiguous() for tensor in (query, key, value)]
+        output = torch.empty_like(floats[0])
+        library.call(
+            "attention_write", self.handle.address, self.step, layer, floats[1].data_ptr(), floats[2].data_ptr()
+        )
+        library.call(
+            "attention_forward", self.handle.address, layer, floats[0].data_ptr(), heads, scale, output.data_ptr()
+        )
+        return output.to(query.dtype)

@@ -1,0 +1,144 @@
+"""How a loaded model is computed: through transformers with the reference attention, or fused into the CPU kernels.
+
+`startup` chooses before it reads the weights, because the choice can be refused, and builds the back end after.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol
+
+import torch
+
+from paceline_server.config import EngineConfig
+from paceline_server.errors import InvalidConfiguration, NativeUnavailable, OutOfMemory
+from paceline_server.model import native
+from paceline_server.model.attention.cpu import CpuAttention
+from paceline_server.model.attention.hook import attach
+from paceline_server.model.attention.reference import ReferenceAttention
+from paceline_server.model.cache import KVCache, KVGeometry
+from paceline_server.model.fused_decoder import FUSED_FAMILIES, FusedDecoder, FusedModel, can_fuse
+from paceline_server.model.loader import CausalModel
+from paceline_server.model.runner import StepModel, TransformersModel
+
+log = logging.getLogger("paceline.model")
+
+
+class Backend(Protocol):
+    """A loaded model without a KV cache."""
+
+    def on_cache(self, geometry: KVGeometry, num_blocks: int) -> StepModel:
+        """Allocate a KV cache and join it to the model.
+
+        Raises:
+            OutOfMemory: the device has less than it said.
+        """
+        ...
+
+    def release_cache(self) -> None:
+        """Let go of the cache of the last `on_cache`."""
+        ...
+
+
+class ReferenceBackend:
+    """A model of transformers, on any device. See `Backend`.
+
+    Args:
+        model: loaded.
+        device: where it is.
+        longest: tokens of the longest sequence.
+    """
+
+    def __init__(self, model: CausalModel, device: torch.device, longest: int) -> None:
+        self._model = model
+        self._device = device
+        self._longest = longest
+
+    def on_cache(self, geometry: KVGeometry, num_blocks: int) -> StepModel:
+        """Allocate a KV cache and attach it to the attention modules."""
+        try:
+            attention = ReferenceAttention(KVCache(geometry, num_blocks, self._device))
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(f"the KV cache of {num_blocks} blocks could not be allocated: {error}") from None
+        attach(self._model.decoder, attention, self._longest)
+        return TransformersModel(self._model, attention, self._device)
+
+    def release_cache(self) -> None:
+        """Detach it."""
+        attach(self._model.decoder, _NoAttention(), self._longest)
+
+
+class CpuBackend:
+    """A model fused into the C++ kernels. See `Backend`.
+
+    Args:
+        model: loaded; its weights move into the kernels' own layout.
+        threads: compute threads.
+        int8: quantize the weights.
+    """
+
+    def __init__(self, model: CausalModel, threads: int, *, int8: bool = False) -> None:
+        self._pool = native.ThreadPool(threads)
+        self._decoder = FusedDecoder(model, self._pool, int8=int8)
+        # What torch still does in a step is small; its threads would only stand in the kernels' way.
+        torch.set_num_threads(1)
+
+    def on_cache(self, geometry: KVGeometry, num_blocks: int) -> StepModel:
+        """Allocate a KV cache in the kernels' layout."""
+        return FusedModel(self._decoder, CpuAttention(geometry, num_blocks, self._pool))
+
+    def release_cache(self) -> None:
+        """Nothing holds on to it but the model that `on_cache` returned."""
+
+
+class _NoAttention:
+    """Stands in between two caches."""
+
+    def plan(self, *_: object) -> None:
+        raise AssertionError("no KV cache is in place")
+
+    def forward(self, *_: object) -> torch.Tensor:
+        raise AssertionError("no KV cache is in place")
+
+
+def choose_backend(engine: EngineConfig, config: Any, dtype: torch.dtype, device: torch.device) -> str:
+    """The back end for engine.attention_backend: `cpu` or `reference`; auto takes cpu where it can.
+
+    Args:
+        engine: of the configuration.
+        config: transformers' configuration of the model.
+        dtype: of the weights.
+        device: where they go.
+
+    Raises:
+        InvalidConfiguration: what is asked for does not go with the model, the number format or the device.
+        NativeUnavailable: the CPU kernels are asked for, and they are not compiled and cannot be.
+    """
+    wanted = "cpu" if engine.quantization else engine.attention_backend
+    if wanted == "reference":
+        return "reference"
+    obstacle = _obstacle(config, dtype, device)
+    if obstacle is None:
+        try:
+            native.library()
+        except NativeUnavailable as error:
+            if wanted == "cpu":
+                raise
+            log.warning("serving with the slower reference back end: %s", error)
+            return "reference"
+        return "cpu"
+    if wanted == "cpu":
+        key = f"quantization: {engine.quantization}" if engine.quantization else "attention_backend: cpu"
+        raise InvalidConfiguration(f"engine.{key} {obstacle}")
+    return "reference"
+
+
+def _obstacle(config: Any, dtype: torch.dtype, device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return f"needs engine.device cpu, not {device.type}"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"needs engine.dtype float32 or bfloat16, not {str(dtype).removeprefix('torch.')}"
+    if not can_fuse(config):
+        families = ", ".join(sorted(FUSED_FAMILIES))
+        return f"does not support model_type {config.model_type} with {config.hidden_act}; it does {families} with silu"
+    return None

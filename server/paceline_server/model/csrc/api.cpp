@@ -1,0 +1,94 @@
+// The library's C interface, which native.py calls through ctypes. Handles are freed by the function beside them.
+//
+// Nothing throws across the interface: what allocates returns null when memory is short.
+#include <new>
+
+#include "attention.h"
+#include "decoder.h"
+
+using paceline::Attention;
+using paceline::CacheShape;
+using paceline::Decoder;
+using paceline::DecoderShape;
+using paceline::LayerSource;
+using paceline::Pool;
+using paceline::Source;
+using paceline::StepInput;
+using paceline::StepShape;
+
+namespace {
+
+template <class Body>
+auto null_without_memory(const Body& body) -> decltype(body()) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+Pool* paceline_pool_new(int threads) {
+  return null_without_memory([&] { return new Pool(threads); });
+}
+void paceline_pool_free(Pool* pool) { delete pool; }
+
+Attention* paceline_attention_new(Pool* pool, const CacheShape* shape) {
+  return null_without_memory([&] { return new Attention(*pool, *shape); });
+}
+void paceline_attention_free(Attention* attention) { delete attention; }
+
+void paceline_attention_plan(Attention* attention, const StepShape* step, int heads) {
+  attention->plan(*step, heads);
+}
+
+// key and value: [T, kv_heads, head_dim], contiguous.
+void paceline_attention_write(Attention* attention, const StepShape* step, int layer, const float* key,
+                              const float* value) {
+  const CacheShape& shape = attention->cache().shape();
+  for (int64_t row = 0; row < step->tokens; ++row) {
+    for (int head = 0; head < shape.kv_heads; ++head) {
+      const ptrdiff_t at = (row * shape.kv_heads + head) * shape.head_dim;
+      attention->cache().write(layer, step->slots[row], head, key + at, value + at);
+    }
+  }
+}
+
+// query and out: [T, heads, head_dim], contiguous.
+void paceline_attention_forward(Attention* attention, int layer, const float* query, int heads, float scale,
+                                float* out) {
+  attention->forward(layer, query, ptrdiff_t(heads) * attention->cache().shape().head_dim, scale, out);
+}
+
+Decoder* paceline_decoder_new(Pool* pool, const DecoderShape* shape, const Source* embedding,
+                              const Source* final_norm, const Source* head, const Source* head_bias) {
+  return null_without_memory([&] { return new Decoder(*pool, *shape, *embedding, *final_norm, *head, *head_bias); });
+}
+void paceline_decoder_free(Decoder* decoder) { delete decoder; }
+
+// Returns null when memory is short, else the decoder.
+Decoder* paceline_decoder_add_layer(Decoder* decoder, const LayerSource* source) {
+  return null_without_memory([&] {
+    decoder->add_layer(*source);
+    return decoder;
+  });
+}
+
+// Returns null when memory is short, else the decoder.
+Decoder* paceline_decoder_step(Decoder* decoder, Attention* attention, const StepShape* shape, const StepInput* input,
+                               float* logits) {
+  return null_without_memory([&] {
+    decoder->step(*attention, *shape, *input, logits);
+    return decoder;
+  });
+}
+
+// Seconds that all steps so far took, by Stage.
+void paceline_decoder_seconds(const Decoder* decoder, double* seconds) {
+  for (const double one : decoder->stopwatch().seconds()) *seconds++ = one;
+}
+
+}  // extern "C"

@@ -1,0 +1,262 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "rows.h"
+#include "tile.h"
+
+namespace paceline {
+namespace {
+
+constexpr float kMasked = -1e30f;  // finite: the difference of two of them is a number
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr int kShortestPart = 256;  // keys; a shorter part costs more to merge than it brings
+
+// One tile of keys, kTileColumns tokens in two halves, as the products want it.
+struct Half {
+  const int32_t* keys;
+  const int32_t* values;
+  ptrdiff_t key_stride;
+};
+
+// Finds the halves of a sequence's tiles in its blocks. Where a block is no multiple of a half, tokens are copied.
+class TileReader {
+ public:
+  TileReader(const Cache& cache, int layer, int head, const int64_t* table)
+      : cache_(cache), layer_(layer), head_(head), table_(table), size_(cache.shape().block_size) {}
+
+  // Tokens [begin, begin + count), 1 <= count <= kLanes; which: 0 or 1, the half of the tile.
+  Half read(int begin, int count, int which) {
+    if (size_ % kLanes != 0) return copy(begin, count, which);
+    const int64_t block = table_[begin / size_];
+    const int place = begin % size_;
+    return {cache_.keys(layer_, block, head_) + place,
+            cache_.values(layer_, block, head_) + place / cache_.values_per_word() * cache_.value_columns(), size_};
+  }
+
+  // Fetch what `read` will return, ahead of time.
+  void prefetch(int begin) const {
+    if (size_ % kLanes != 0) return;
+    const Half half = const_cast<TileReader*>(this)->read(begin, kLanes, 0);
+    for (int row = 0; row < cache_.key_rows(); ++row) __builtin_prefetch(half.keys + row * half.key_stride, 0, 2);
+    const int words = kLanes / cache_.values_per_word() * cache_.value_columns();
+    for (int word = 0; word < words; word += 16) __builtin_prefetch(half.values + word, 0, 2);
+  }
+
+ private:
+  Half copy(int begin, int count, int which) {
+    const int columns = cache_.value_columns(), pair = cache_.values_per_word();
+    const size_t key_words = size_t(cache_.key_rows()) * kLanes, value_words = size_t(kLanes) * columns;
+    copied_.resize(2 * (key_words + value_words));
+    int32_t* const keys = copied_.data() + which * (key_words + value_words);
+    int32_t* const values = keys + key_words;
+    std::memset(keys, 0, (key_words + value_words) * sizeof(int32_t));
+    for (int index = 0; index < count; ++index) {
+      const int64_t block = table_[(begin + index) / size_];
+      const int place = (begin + index) % size_;
+      const int32_t* const from = cache_.keys(layer_, block, head_) + place;
+      for (int row = 0; row < cache_.key_rows(); ++row) keys[row * kLanes + index] = from[ptrdiff_t(row) * size_];
+      const int32_t* const value = cache_.values(layer_, block, head_) + place / pair * columns;
+      if (pair == 1) {
+        std::memcpy(values + index * columns, value, sizeof(int32_t) * static_cast<size_t>(columns));
+      } else {
+        const uint16_t* const halves = reinterpret_cast<const uint16_t*>(value) + place % 2;
+        uint16_t* const to = reinterpret_cast<uint16_t*>(values + index / 2 * columns) + index % 2;
+        for (int column = 0; column < columns; ++column) to[2 * column] = halves[2 * column];
+      }
+    }
+    return {keys, values, kLanes};
+  }
+
+  const Cache& cache_;
+  int layer_, head_;
+  const int64_t* table_;
+  int size_;
+  std::vector<int32_t> copied_;
+};
+
+// The running softmax of one row.
+struct RowState {
+  float maximum = kMasked;
+  Floats sum{};
+};
+
+// Turn a row's scores of a tile into powers of two relative to its maximum, of which the first `visible` count, in the
+// form in which they weigh the values. What the row has gathered so far is scaled when the maximum grows.
+template <class Format>
+void soften(const float* scores, int visible, RowState& state, float* gathered, int columns, int32_t* weights) {
+  Floats left = load(scores), right = load(scores + kLanes);
+  if (visible < kTileColumns) {
+    const Ints number = lane_numbers();
+    left = number < splat(visible) ? left : splat(kMasked);
+    right = number < splat(visible - kLanes) ? right : splat(kMasked);
+  }
+  const Floats higher = left > right ? left : right;
+  if (any_above(higher, state.maximum)) {
+    const float highest = maximum_of(higher);
+    const float shrink = exp2_of(state.maximum - highest);
+    state.maximum = highest;
+    state.sum *= splat(shrink);
+    scale_row(gathered, shrink, columns);
+  }
+  left = exp2_of(left - splat(state.maximum));
+  right = exp2_of(right - splat(state.maximum));
+  state.sum += left + right;
+  Format::pack(weights, left, right);
+}
+
+template <class Format>
+constexpr Form kForm = Format::kActivations == Format::kValues ? Form::kFloat32 : Form::kPairs;
+
+// Scratch memory of one thread, for any number of rows of a task.
+struct Workspace {
+  std::vector<int32_t> query, weights;
+  std::vector<float> gathered, scaled;
+};
+
+}  // namespace
+
+void Attention::plan(const StepShape& step, int heads) {
+  step_ = step;
+  heads_ = heads;
+  tasks_.clear();
+  merges_.clear();
+  const int kv_heads = cache_.shape().kv_heads, group = heads / kv_heads;
+  const int heads_at_once = std::min(group, kTileRows), tokens_at_once = std::max(1, kTileRows / group);
+  const int64_t without_parts = step.sequences * kv_heads;
+  const int wanted_parts = without_parts >= 4 * pool_.threads() ? 1 : 4 * pool_.threads();
+  int64_t part = 0;
+  for (int32_t sequence = 0; sequence < step.sequences; ++sequence) {
+    const int tokens = static_cast<int>(step.query_starts[sequence + 1] - step.query_starts[sequence]);
+    const int past = static_cast<int>(step.kv_lengths[sequence]) - tokens;
+    for (int first = 0; first < tokens; first += tokens_at_once) {
+      const int count = std::min(tokens_at_once, tokens - first), length = past + first + count;
+      const int parts = tokens > tokens_at_once ? 1 : std::clamp(length / kShortestPart, 1, wanted_parts);
+      for (int head = 0; head < heads; head += heads_at_once) {
+        const int these = std::min(heads_at_once, (head / group + 1) * group - head);
+        int begin = 0;
+        for (int index = 0; index < parts; ++index) {
+          const int end = index + 1 == parts ? length : length * (index + 1) / parts / kTileColumns * kTileColumns;
+          tasks_.push_back({sequence, first, count, head, these, begin, end, parts == 1 ? -1 : part + index});
+          begin = end;
+        }
+        if (parts > 1) {
+          merges_.push_back({static_cast<int32_t>(step.query_starts[sequence]) + first, head, these, part, parts});
+          part += parts;
+        }
+        head += these - heads_at_once;  // the next group of query heads begins right after the last of this one
+      }
+    }
+  }
+  // Long tasks first: the threads then end at about the same time.
+  std::stable_sort(tasks_.begin(), tasks_.end(), [](const Task& left, const Task& right) {
+    return (left.kv_end - left.kv_begin) * left.tokens > (right.kv_end - right.kv_begin) * right.tokens;
+  });
+  parts_.reserve(size_t(part) * kTileRows * part_stride());
+}
+
+void Attention::forward(int layer, const float* query, ptrdiff_t row_stride, float scale, float* out) {
+  pool_.run(static_cast<int>(tasks_.size()), [&](int index) {
+    const Task& task = tasks_[static_cast<size_t>(index)];
+    if (!cache_.bfloat16()) return attend<Float32>(task, layer, query, row_stride, scale, out);
+#if defined(__AVX512BF16__)
+    if (bfloat16_paired_is_faster()) return attend<Bfloat16Paired>(task, layer, query, row_stride, scale, out);
+#endif
+    attend<Bfloat16Widened>(task, layer, query, row_stride, scale, out);
+  });
+  for (const Merge& one : merges_) merge(one, out);
+}
+
+template <class Format>
+void Attention::attend(const Task& task, int layer, const float* query, ptrdiff_t row_stride, float scale,
+                       float* out) {
+  static thread_local Workspace work;
+  const int dim = cache_.shape().head_dim, columns = cache_.value_columns(), rows = task.tokens * task.heads;
+  const int kv_head = task.head / (heads_ / cache_.shape().kv_heads);
+  const int64_t* const table = step_.block_table + task.sequence * step_.table_width;
+  const int64_t first_row = step_.query_starts[task.sequence] + task.first_token;
+  const int past = static_cast<int>(step_.kv_lengths[task.sequence] - step_.query_starts[task.sequence + 1] +
+                                    step_.query_starts[task.sequence]);
+  constexpr ptrdiff_t kWeightWords = kTileColumns / Format::kValues * Format::kActivations;
+  const ptrdiff_t query_words = cache_.key_rows() * Format::kActivations;
+  work.query.resize(size_t(kTileRows * query_words) + 2);
+  work.weights.resize(kTileRows * kWeightWords);
+  work.gathered.assign(size_t(kTileRows) * columns, 0.0f);
+  work.scaled.resize(size_t(dim) + 1);
+  RowState states[kTileRows];
+  int limits[kTileRows];  // keys that a row may see
+  for (int row = 0; row < rows; ++row) {
+    const int token = row / task.heads, head = task.head + row % task.heads;
+    limits[row] = past + task.first_token + token + 1;
+    const float* const from = query + (first_row + token) * row_stride + ptrdiff_t(head) * dim;
+    for (int d = 0; d < dim; ++d) work.scaled[d] = from[d] * (scale * kLog2E);
+    prepare_row(kForm<Format>, work.scaled.data(), dim, work.query.data() + row * query_words, nullptr);
+  }
+  TileReader reader(cache_, layer, kv_head, table);
+  const TileFunction multiply = tile_function<Format>(rows);
+  alignas(64) float scores[kTileRows * kTileColumns];
+  for (int begin = task.kv_begin; begin < task.kv_end; begin += kTileColumns) {
+    const int counts[2] = {std::min(kLanes, task.kv_end - begin), std::clamp(task.kv_end - begin - kLanes, 0, kLanes)};
+    Half halves[2] = {reader.read(begin, counts[0], 0), {}};
+    halves[1] = counts[1] > 0 ? reader.read(begin + kLanes, counts[1], 1) : halves[0];
+    for (int next = begin + kTileColumns; next < std::min(task.kv_end, begin + 2 * kTileColumns); next += kLanes) {
+      reader.prefetch(next);
+    }
+    multiply({work.query.data(), query_words, {{halves[0].keys, halves[1].keys, cache_.key_rows()}, {}},
+              halves[0].key_stride, scores, kTileColumns, false});
+    for (int row = 0; row < rows; ++row) {
+      const int visible = std::min(limits[row], task.kv_end) - begin;
+      int32_t* const weights = work.weights.data() + row * kWeightWords;
+      if (visible > 0) {
+        soften<Format>(scores + row * kTileColumns, visible, states[row],
+                       work.gathered.data() + ptrdiff_t(row) * columns, columns, weights);
+      } else {
+        std::memset(weights, 0, sizeof(int32_t) * kWeightWords);
+      }
+    }
+    const int words[2] = {(counts[0] + Format::kValues - 1) / Format::kValues,
+                          (counts[1] + Format::kValues - 1) / Format::kValues};
+    for (int column = 0; column < columns; column += kTileColumns) {
+      const int32_t *const first = halves[0].values + column, *const second = halves[1].values + column;
+      multiply({work.weights.data(), kWeightWords, {{first, first + kLanes, words[0]}, {second, second + kLanes, words[1]}},
+                columns, work.gathered.data() + column, columns, true});
+    }
+  }
+  for (int row = 0; row < rows; ++row) {
+    const float* const gathered = work.gathered.data() + ptrdiff_t(row) * columns;
+    if (task.part >= 0) {
+      float* const to = parts_.get() + (task.part * kTileRows + row) * part_stride();
+      std::memcpy(to, gathered, sizeof(float) * static_cast<size_t>(columns));
+      to[columns] = states[row].maximum;
+      to[columns + 1] = sum_of(states[row].sum);
+      continue;
+    }
+    const int64_t token = first_row + row / task.heads, head = task.head + row % task.heads;
+    float* const to = out + (token * heads_ + head) * dim;
+    const float factor = 1.0f / sum_of(states[row].sum);
+    for (int d = 0; d < dim; ++d) to[d] = gathered[d] * factor;
+  }
+}
+
+void Attention::merge(const Merge& merge, float* out) const {
+  const int dim = cache_.shape().head_dim, columns = cache_.value_columns();
+  for (int row = 0; row < merge.heads; ++row) {
+    const float* const first = parts_.get() + (merge.part * kTileRows + row) * part_stride();
+    const ptrdiff_t stride = ptrdiff_t(kTileRows) * part_stride();
+    float maximum = kMasked, sum = 0.0f;
+    for (int64_t part = 0; part < merge.parts; ++part) maximum = std::max(maximum, first[part * stride + columns]);
+    float* const to = out + (int64_t(merge.row) * heads_ + merge.head + row) * dim;
+    std::memset(to, 0, sizeof(float) * static_cast<size_t>(dim));
+    for (int64_t part = 0; part < merge.parts; ++part) {
+      const float* const one = first + part * stride;
+      const float factor = exp2_of(one[columns] - maximum);
+      sum += factor * one[columns + 1];
+      for (int d = 0; d < dim; ++d) to[d] += factor * one[d];
+    }
+    scale_row(to, 1.0f / sum, dim);
+  }
+}
+
+}  // namespace paceline

@@ -1,0 +1,199 @@
+#include "matrix.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "tile.h"
+
+namespace paceline {
+namespace {
+
+constexpr int kRowsAtOnce = 12 * kTileRows;           // of activations, which stay in the cache from panel to panel
+constexpr size_t kTaskBytes = size_t{48} << 10;  // of weights: claiming a task must cost nothing beside it
+
+int words_of(WeightFormat format, int inputs) {
+  const int values = format == WeightFormat::kFloat32 ? 1 : format == WeightFormat::kBfloat16 ? 2 : 4;
+  return (inputs + values - 1) / values;
+}
+
+Form form_of(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kFloat32: return Form::kFloat32;
+    case WeightFormat::kBfloat16: return bfloat16_paired_is_faster() ? Form::kPairs : Form::kFloat32;
+    default: return Form::kBytes;
+  }
+}
+
+float silu(float x) { return x / (1.0f + exp2_of(-1.44269504f * x)); }
+
+// Call body(begin, end) for `count` things in `pieces` pieces of nearly the same size.
+template <class Body>
+void split_evenly(int count, int pieces, const Body& body) {
+  for (int piece = 0; piece < pieces; ++piece) {
+    body(static_cast<int>(int64_t{count} * piece / pieces), static_cast<int>(int64_t{count} * (piece + 1) / pieces));
+  }
+}
+
+}  // namespace
+
+Matrix Matrix::pack(Pool& pool, const std::vector<Part>& parts, int inputs, WeightFormat format) {
+  std::vector<Column> columns;
+  for (const Part& part : parts) {
+    for (int output = 0; output < part.outputs; ++output) columns.push_back({part.weight, part.bias, output});
+  }
+  const int outputs = static_cast<int>(columns.size());
+  return pack_columns(pool, columns, outputs, inputs, format);
+}
+
+Matrix Matrix::pack_gated(Pool& pool, const Part& gate, const Part& up, int inputs, WeightFormat format) {
+  std::vector<Column> columns;
+  for (int begin = 0; begin < gate.outputs; begin += kLanes) {
+    for (const Part* part : {&gate, &up}) {
+      for (int output = begin; output < begin + kLanes; ++output) {
+        columns.push_back({part->weight, part->bias, output < part->outputs ? output : -1});
+      }
+    }
+  }
+  return pack_columns(pool, columns, gate.outputs, inputs, format);
+}
+
+Matrix Matrix::pack_columns(Pool& pool, const std::vector<Column>& columns, int outputs, int inputs,
+                            WeightFormat format) {
+  Matrix matrix;
+  matrix.format_ = format;
+  matrix.form_ = form_of(format);
+  matrix.inputs_ = inputs;
+  matrix.outputs_ = outputs;
+  matrix.words_ = words_of(format, inputs);
+  matrix.panels_ = (static_cast<int>(columns.size()) + kTileColumns - 1) / kTileColumns;
+  const size_t width = static_cast<size_t>(matrix.panels_) * kTileColumns;
+  matrix.data_ = allocate<int32_t>(width * static_cast<size_t>(matrix.words_));
+  matrix.bias_.assign(width, 0.0f);
+  matrix.scales_.assign(width, 0.0f);
+  matrix.sums_.assign(width, 0);
+  for (const Column& column : columns) matrix.has_bias_ |= column.bias.data != nullptr;
+  pool.run(matrix.panels_, [&](int panel) {
+    std::memset(matrix.data_.get() + size_t(panel) * matrix.words_ * kTileColumns, 0,
+                size_t(matrix.words_) * kTileColumns * sizeof(int32_t));
+    for (int position = panel * kTileColumns; position < (panel + 1) * kTileColumns; ++position) {
+      if (position < static_cast<int>(columns.size()) && columns[position].index >= 0) {
+        matrix.pack_column(columns[position], position);
+      }
+    }
+  });
+  return matrix;
+}
+
+void Matrix::pack_column(const Column& column, int position) {
+  const int values = format_ == WeightFormat::kFloat32 ? 1 : format_ == WeightFormat::kBfloat16 ? 2 : 4;
+  const ptrdiff_t first = column.index * inputs_;
+  int32_t* const words = data_.get() + (ptrdiff_t(position / kTileColumns) * words_ * kTileColumns) + position % kTileColumns;
+  float scale = 0.0f;
+  if (format_ == WeightFormat::kInt8) {
+    for (int k = 0; k < inputs_; ++k) scale = std::max(scale, std::fabs(column.weight.at(first + k)) / 127.0f);
+    scale = scale > 0.0f ? scale : 1.0f;
+  }
+  int32_t sum = 0;
+  for (int k = 0; k < inputs_; ++k) {
+    char* const word = reinterpret_cast<char*>(words + ptrdiff_t(k / values) * kTileColumns);
+    const float value = column.weight.at(first + k);
+    if (format_ == WeightFormat::kFloat32) {
+      std::memcpy(word, &value, 4);
+    } else if (format_ == WeightFormat::kBfloat16) {
+      const uint16_t half = to_bfloat16(value);
+      std::memcpy(word + 2 * (k % 2), &half, 2);
+    } else {
+      const int8_t byte = static_cast<int8_t>(std::clamp(std::lrintf(value / scale), -127l, 127l));
+      std::memcpy(word + k % 4, &byte, 1);
+      sum += byte;
+    }
+  }
+  bias_[position] = column.bias.data == nullptr ? 0.0f : column.bias.at(column.index);
+  scales_[position] = scale;
+  sums_[position] = sum;
+}
+
+void Matrix::multiply(Pool& pool, const Rows& rows, const Output& out) const {
+  const int row_blocks = (rows.count + kRowsAtOnce - 1) / kRowsAtOnce;
+  const size_t panel_bytes = size_t(words_) * kTileColumns * sizeof(int32_t);
+  const int per_task = row_blocks > 1 ? 1 : std::max<int>(1, kTaskBytes / panel_bytes);
+  const int panel_tasks = (panels_ + per_task - 1) / per_task;
+  pool.run(row_blocks * panel_tasks, [&](int task) {
+    const int block = task / panel_tasks, first = task % panel_tasks * per_task;
+    const int begin = static_cast<int>(int64_t{rows.count} * block / row_blocks);
+    const int end = static_cast<int>(int64_t{rows.count} * (block + 1) / row_blocks);
+    for (int panel = first; panel < std::min(first + per_task, panels_); ++panel) {
+      switch (format_) {
+        case WeightFormat::kFloat32: multiply_rows<Float32>(rows, panel, begin, end, out); break;
+        case WeightFormat::kInt8: multiply_rows<Int8>(rows, panel, begin, end, out); break;
+        case WeightFormat::kBfloat16:
+#if defined(__AVX512BF16__)
+          if (form_ == Form::kPairs) {
+            multiply_rows<Bfloat16Paired>(rows, panel, begin, end, out);
+            break;
+          }
+#endif
+          multiply_rows<Bfloat16Widened>(rows, panel, begin, end, out);
+          break;
+      }
+    }
+  });
+}
+
+template <class Format>
+void Matrix::multiply_rows(const Rows& rows, int panel, int begin, int end, const Output& out) const {
+  using Scalar = std::remove_cvref_t<decltype(typename Format::Sum{}[0])>;
+  alignas(64) Scalar sums[kTileRows * kTileColumns];
+  const int32_t* const weights = data_.get() + ptrdiff_t(panel) * words_ * kTileColumns;
+  // 16 rows are 8 and 8, not 12 and 4: a short tile has the same loads for less work.
+  split_evenly(end - begin, (end - begin + kTileRows - 1) / kTileRows, [&](int low, int high) {
+    const int row = begin + low;
+    tile_function<Format>(high - low)({rows.data + row * rows.stride,
+                                       rows.stride,
+                                       {{weights, weights + kLanes, words_}, {}},
+                                       kTileColumns,
+                                       sums,
+                                       kTileColumns,
+                                       false});
+    for (int index = 0; index < high - low; ++index) finish(sums + index * kTileColumns, rows, panel, row + index, out);
+  });
+}
+
+template <class Sum>
+void Matrix::finish(const Sum* sums, const Rows& rows, int panel, int row, const Output& out) const {
+  alignas(64) float values[kTileColumns];
+  const ptrdiff_t first = ptrdiff_t(panel) * kTileColumns;
+  if constexpr (std::is_same_v<Sum, float>) {
+    std::memcpy(values, sums, sizeof values);
+  } else {
+    const RowScale scale = rows.scales[row];
+    const int32_t* const column_sums = sums_.data() + first;
+    const float* const scales = scales_.data() + first;
+#pragma omp simd
+    for (int c = 0; c < kTileColumns; ++c) {
+      values[c] = static_cast<float>(sums[c] - scale.zero * column_sums[c]) * (scale.scale * scales[c]);
+    }
+  }
+  if (has_bias_) {
+    const float* const bias = bias_.data() + first;
+#pragma omp simd
+    for (int c = 0; c < kTileColumns; ++c) values[c] += bias[c];
+  }
+  float* const to = out.data + row * out.stride;
+  if (out.kind == Output::Kind::kSwiglu) {
+    const int begin = panel * kLanes, count = std::min(kLanes, outputs_ - begin);
+#pragma omp simd
+    for (int c = 0; c < count; ++c) to[begin + c] = silu(values[c]) * values[c + kLanes];
+    return;
+  }
+  const int begin = panel * kTileColumns, count = std::min(kTileColumns, outputs_ - begin);
+  if (out.kind == Output::Kind::kAdd) {
+#pragma omp simd
+    for (int c = 0; c < count; ++c) to[begin + c] += out.factor * values[c];
+  } else {
+    std::memcpy(to + begin, values, sizeof(float) * static_cast<size_t>(count));
+  }
+}
+
+}  // namespace paceline

@@ -1,0 +1,99 @@
+// A linear layer: weights packed once at load, multiplied with the rows of a step.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "memory.h"
+#include "pool.h"
+#include "rows.h"
+#include "simd.h"
+
+namespace paceline {
+
+enum class WeightFormat : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
+
+// Numbers in a tensor of the model: float32 or bfloat16, rows side by side.
+struct Source {
+  const void* data;
+  int32_t bfloat16;
+  float at(ptrdiff_t index) const {
+    return bfloat16 ? from_bfloat16(static_cast<const uint16_t*>(data)[index])
+                    : static_cast<const float*>(data)[index];
+  }
+};
+
+// T rows in the form that a product wants.
+struct Rows {
+  const int32_t* data;
+  ptrdiff_t stride;        // in words
+  const RowScale* scales;  // [T], for kBytes
+  int count;
+};
+
+// Where a product goes. Only the first `columns` of a row are written.
+struct Output {
+  enum class Kind {
+    kStore,   // data = value
+    kAdd,     // data += factor * value
+    kSwiglu,  // data = silu(gate) * up; see Matrix::pack_gated
+  };
+  Kind kind;
+  float* data;
+  ptrdiff_t stride;
+  float factor = 1.0f;
+};
+
+// Weights [outputs, inputs], transposed and cut into panels of kTileColumns outputs: within a panel the words (simd.h)
+// of one k lie side by side, and k follows k, so that a product reads memory from front to back.
+class Matrix {
+ public:
+  Matrix() = default;
+
+  // weight: [outputs, inputs]; bias: [outputs] or null. Parts are appended: q, k and v become one matrix.
+  struct Part {
+    Source weight;
+    Source bias;
+    int outputs;
+  };
+  static Matrix pack(Pool& pool, const std::vector<Part>& parts, int inputs, WeightFormat format);
+
+  // Gate and up projection, in turns of kLanes outputs, so that a tile holds what belongs together.
+  static Matrix pack_gated(Pool& pool, const Part& gate, const Part& up, int inputs, WeightFormat format);
+
+  // The form that `multiply` wants its rows in.
+  Form form() const { return form_; }
+  int inputs() const { return inputs_; }
+
+  void multiply(Pool& pool, const Rows& rows, const Output& out) const;
+
+ private:
+  struct Column {
+    Source weight;
+    Source bias;
+    ptrdiff_t index;  // row in `weight`; -1 for padding
+  };
+
+  static Matrix pack_columns(Pool& pool, const std::vector<Column>& columns, int outputs, int inputs,
+                             WeightFormat format);
+  void pack_column(const Column& column, int position);
+  template <class Format>
+  void multiply_rows(const Rows& rows, int panel, int begin, int end, const Output& out) const;
+  template <class Sum>
+  void finish(const Sum* tile, const Rows& rows, int panel, int row, const Output& out) const;
+
+  WeightFormat format_ = WeightFormat::kFloat32;
+  Form form_ = Form::kFloat32;
+  int inputs_ = 0;
+  int outputs_ = 0;  // columns of the result; of a gated pair, half the columns of the product
+  int panels_ = 0;
+  int words_ = 0;  // of a column
+  bool has_bias_ = false;
+  Memory<int32_t> data_;            // [panels, words, kTileColumns]
+  std::vector<float> bias_;         // [panels * kTileColumns]
+  std::vector<float> scales_;       // the same, for int8: real weight = scale * stored
+  std::vector<int32_t> sums_;       // the same, for int8: sum of a column's stored weights
+};
+
+}  // namespace paceline

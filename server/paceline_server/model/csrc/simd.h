@@ -1,0 +1,190 @@
+// Vectors as wide as the processor's registers, and the dot products that every kernel here is made of.
+//
+// The library is compiled once for each instruction set (see native.py), so widths and features are compile-time
+// facts. GCC's vector extensions give the arithmetic; intrinsics appear only where C has no word for an instruction.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace paceline {
+
+#if defined(__AVX512F__)
+inline constexpr int kLanes = 16;
+inline constexpr int kTileRows = 12;  // 24 sums, 2 weights and an activation in 32 registers
+#elif defined(__AVX2__)
+inline constexpr int kLanes = 8;
+inline constexpr int kTileRows = 6;  // 12 sums, 2 weights and an activation in 16 registers
+#else
+inline constexpr int kLanes = 4;
+inline constexpr int kTileRows = 4;
+#endif
+
+// Columns of a tile: two registers side by side.
+inline constexpr int kTileColumns = 2 * kLanes;
+
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+
+// The same, at any address and whatever lies there.
+typedef float UnalignedFloats __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef int32_t UnalignedInts __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+
+inline Floats load(const float* from) { return *reinterpret_cast<const UnalignedFloats*>(from); }
+inline Ints load(const int32_t* from) { return *reinterpret_cast<const UnalignedInts*>(from); }
+inline void store(float* to, Floats values) { *reinterpret_cast<UnalignedFloats*>(to) = values; }
+inline void store(int32_t* to, Ints values) { *reinterpret_cast<UnalignedInts*>(to) = values; }
+
+inline Floats splat(float value) { return value - Floats{}; }
+inline Ints splat(int32_t value) { return value - Ints{}; }
+
+inline uint16_t to_bfloat16(float value) {  // to nearest, ties to even; every NaN stays one
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded);
+}
+
+inline float from_bfloat16(uint16_t value) { return std::bit_cast<float>(uint32_t{value} << 16); }
+
+// 2^x. Written without a branch, so that loops over it become vector code. Relative error 2e-7; 0 below x = -126.
+inline float exp2_of(float x) {
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves an integer in the low bits
+  x = x < -127.0f ? -127.0f : x;
+  x = x > 127.0f ? 127.0f : x;
+  const float whole = (x + kRound) - kRound;
+  const float part = x - whole;  // in [-0.5, 0.5]
+  float p = 1.5353362e-4f;
+  p = p * part + 1.3398874e-3f;
+  p = p * part + 9.6184373e-3f;
+  p = p * part + 5.5503324e-2f;
+  p = p * part + 2.4022648e-1f;
+  p = p * part + 6.9314718e-1f;
+  p = p * part + 1.0f;
+  return p * std::bit_cast<float>((static_cast<int32_t>(whole) + 127) << 23);
+}
+
+// The same for each lane.
+inline Floats exp2_of(Floats x) {
+  const Floats round = splat(12582912.0f), low = splat(-127.0f), high = splat(127.0f);
+  x = x < low ? low : x;
+  x = x > high ? high : x;
+  const Floats whole = (x + round) - round;
+  const Floats part = x - whole;
+  Floats p = splat(1.5353362e-4f);
+  p = p * part + splat(1.3398874e-3f);
+  p = p * part + splat(9.6184373e-3f);
+  p = p * part + splat(5.5503324e-2f);
+  p = p * part + splat(2.4022648e-1f);
+  p = p * part + splat(6.9314718e-1f);
+  p = p * part + splat(1.0f);
+  return p * (Floats)((__builtin_convertvector(whole, Ints) + splat(127)) << 23);
+}
+
+inline float sum_of(Floats x) {
+  float sum = 0.0f;
+  for (int lane = 0; lane < kLanes; ++lane) sum += x[lane];
+  return sum;
+}
+
+inline float maximum_of(Floats x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
+  float highest = x[0];
+  for (int lane = 1; lane < kLanes; ++lane) highest = x[lane] > highest ? x[lane] : highest;
+  return highest;
+#endif
+}
+
+inline bool any_above(Floats x, float limit) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
+#else
+  return maximum_of(x) > limit;
+#endif
+}
+
+// 0, 1, 2, …
+inline Ints lane_numbers() {
+  Ints numbers;
+  for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = lane;
+  return numbers;
+}
+
+// How numbers are stored and multiplied. Weights lie in words of four bytes, each with the values of one column for
+// one, two or four neighbouring k. `dot` adds one word's products to each lane's sum; the activations that go with a
+// word take kActivations words; `pack` writes two registers of activations.
+struct Float32 {
+  static constexpr int kValues = 1;
+  static constexpr int kActivations = 1;
+  using Sum = Floats;
+  static Floats dot(Floats sum, const int32_t* a, Ints w) {
+    return sum + splat(std::bit_cast<float>(a[0])) * (Floats)w;
+  }
+  static void pack(int32_t* to, Floats left, Floats right) {
+    store(to, (Ints)left);
+    store(to + kLanes, (Ints)right);
+  }
+};
+
+// bfloat16 weights, activations left in float32: exact products, and on some processors faster than the instruction.
+struct Bfloat16Widened {
+  static constexpr int kValues = 2;
+  static constexpr int kActivations = 2;
+  using Sum = Floats;
+  static Floats dot(Floats sum, const int32_t* a, Ints w) {
+    sum += splat(std::bit_cast<float>(a[0])) * (Floats)(w << 16);
+    return sum + splat(std::bit_cast<float>(a[1])) * (Floats)(w & splat(int32_t(0xffff0000)));
+  }
+  static void pack(int32_t* to, Floats left, Floats right) { Float32::pack(to, left, right); }
+};
+
+// bfloat16 on both sides, by the processor's instruction; sums in float32.
+struct Bfloat16Paired {
+  static constexpr int kValues = 2;
+#if defined(__AVX512BF16__)
+  static constexpr bool kAvailable = true;
+  static constexpr int kActivations = 1;
+  using Sum = Floats;
+  static Floats dot(Floats sum, const int32_t* a, Ints w) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(a[0]), (__m512bh)w);
+  }
+  static void pack(int32_t* to, Floats left, Floats right) {
+    store(to, (Ints)_mm512_cvtne2ps_pbh((__m512)right, (__m512)left));
+  }
+#else
+  static constexpr bool kAvailable = false;
+#endif
+};
+
+// Weights of 8 bits with a sign times activations of 8 bits without; sums in int32, exact.
+struct Int8 {
+  static constexpr int kValues = 4;
+  static constexpr int kActivations = 1;
+  using Sum = Ints;
+  static Ints dot(Ints sum, const int32_t* a, Ints w) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(a[0]), (__m512i)w);
+#elif defined(__AVX2__)
+    // maddubs would saturate its 16-bit sums, so even and odd bytes are multiplied as 16-bit numbers.
+    const __m256i x = _mm256_set1_epi32(a[0]), v = (__m256i)w;
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, _mm256_set1_epi16(255)),
+                                           _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(v, 8));
+    return sum + (Ints)_mm256_add_epi32(even, odd);
+#else
+    for (int byte = 0; byte < 4; ++byte) {
+      const int32_t x = static_cast<int32_t>((static_cast<uint32_t>(a[0]) >> (8 * byte)) & 255u);
+      sum += x * ((w << (24 - 8 * byte)) >> 24);
+    }
+    return sum;
+#endif
+  }
+};
+
+}  // namespace paceline

@@ -1,0 +1,96 @@
+#include "tile.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <utility>
+#include <vector>
+
+namespace paceline {
+namespace {
+
+template <class Format, int kRows>
+void multiply_tile(const Tile& tile) {
+  using Sum = typename Format::Sum;
+  using Scalar = std::remove_cvref_t<decltype(Sum{}[0])>;
+  Scalar* const out = static_cast<Scalar*>(tile.out);
+  Sum left[kRows] = {}, right[kRows] = {};
+  if (tile.accumulate) {
+#pragma GCC unroll 12
+    for (int row = 0; row < kRows; ++row) {
+      left[row] = load(out + row * tile.out_stride);
+      right[row] = load(out + row * tile.out_stride + kLanes);
+    }
+  }
+  const int32_t* a = tile.a;
+  for (const Run& run : tile.runs) {
+    const int32_t* w_left = run.left;
+    const int32_t* w_right = run.right;
+    for (int word = 0; word < run.words; ++word) {
+      const Ints first = load(w_left), second = load(w_right);
+#pragma GCC unroll 12
+      for (int row = 0; row < kRows; ++row) {
+        const int32_t* activation = a + row * tile.a_stride;
+        left[row] = Format::dot(left[row], activation, first);
+        right[row] = Format::dot(right[row], activation, second);
+      }
+      a += Format::kActivations;
+      w_left += tile.w_stride;
+      w_right += tile.w_stride;
+    }
+  }
+#pragma GCC unroll 12
+  for (int row = 0; row < kRows; ++row) {
+    store(out + row * tile.out_stride, left[row]);
+    store(out + row * tile.out_stride + kLanes, right[row]);
+  }
+}
+
+template <class Format, int... kRowsLess1>
+constexpr std::array<TileFunction, kTileRows> table(std::integer_sequence<int, kRowsLess1...>) {
+  return {multiply_tile<Format, kRowsLess1 + 1>...};
+}
+
+#if defined(__AVX512BF16__)
+// Seconds for a product that stays in the cache: the best of a few, since somebody else may be using the core.
+template <class Format>
+double best_time() {
+  constexpr int kWords = 256;
+  std::vector<int32_t> a(size_t{kTileRows} * kWords * Format::kActivations), w(size_t{kWords} * kTileColumns);
+  std::vector<float> out(size_t{kTileRows} * kTileColumns);
+  const Tile tile{a.data(), kWords * Format::kActivations, {{w.data(), w.data() + kLanes, kWords}, {}},
+                  kTileColumns, out.data(), kTileColumns, false};
+  const TileFunction run = tile_function<Format>(kTileRows);
+  double best = 1.0;
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int turn = 0; turn < 4; ++turn) run(tile);
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return best;
+}
+#endif
+
+}  // namespace
+
+template <class Format>
+TileFunction tile_function(int rows) {
+  static constexpr auto kTable = table<Format>(std::make_integer_sequence<int, kTileRows>{});
+  return kTable[static_cast<size_t>(rows - 1)];
+}
+
+template TileFunction tile_function<Float32>(int);
+template TileFunction tile_function<Bfloat16Widened>(int);
+template TileFunction tile_function<Int8>(int);
+#if defined(__AVX512BF16__)
+template TileFunction tile_function<Bfloat16Paired>(int);
+
+bool bfloat16_paired_is_faster() {
+  static const bool faster = best_time<Bfloat16Paired>() < best_time<Bfloat16Widened>();
+  return faster;
+}
+#else
+bool bfloat16_paired_is_faster() { return false; }
+#endif
+
+}  // namespace paceline

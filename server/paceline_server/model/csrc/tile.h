@@ -1,0 +1,46 @@
+// The inner loop of all matrix products here, in linear layers and in attention: a few rows of activations times two
+// registers' width of columns, summed over k without leaving the registers.
+#pragma once
+
+#include "simd.h"
+
+namespace paceline {
+
+// Weights of consecutive k.
+struct Run {
+  const int32_t* left;   // [words, kLanes] first half of the columns
+  const int32_t* right;  // [words, kLanes] second half
+  int words;
+};
+
+// out[r][c] (+)= sum over k of a[r][k] * w[k][c], for r < rows and c < kTileColumns.
+//
+// All sizes and strides count words of four bytes.
+struct Tile {
+  const int32_t* a;       // [rows, words of both runs * Format::kActivations]
+  ptrdiff_t a_stride;     // from row to row
+  Run runs[2];            // one after the other; the second may have no words
+  ptrdiff_t w_stride;     // from word to word of k
+  void* out;              // [rows, kTileColumns], float or int32 as Format::Sum is
+  ptrdiff_t out_stride;
+  bool accumulate;        // add to what is there
+};
+
+using TileFunction = void (*)(const Tile&);
+
+// The function for 1 <= rows <= kTileRows.
+template <class Format>
+TileFunction tile_function(int rows);
+
+extern template TileFunction tile_function<Float32>(int);
+extern template TileFunction tile_function<Bfloat16Widened>(int);
+extern template TileFunction tile_function<Int8>(int);
+#if defined(__AVX512BF16__)
+extern template TileFunction tile_function<Bfloat16Paired>(int);
+#endif
+
+// Whether a bfloat16 product is to use the processor's instruction. Measured once: where the instruction exists it is
+// twice as fast as widening on some processors, and half as fast on others.
+bool bfloat16_paired_is_faster();
+
+}  // namespace paceline

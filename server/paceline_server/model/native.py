@@ -1,0 +1,189 @@
+"""The C++ kernels as Python sees them: ctypes mirrors of csrc/api.cpp, and handles that free themselves.
+
+`attention.cpu` and `fused_decoder` call it. A call takes raw addresses of tensors and arrays and gives up the
+interpreter lock while it runs; whoever calls keeps what it points at alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline_server.errors import OutOfMemory
+from paceline_server.model.native_build import best_instruction_set, find_or_build
+
+
+def _int32s(names: str) -> list[tuple[str, Any]]:
+    return [(name, c_int32) for name in names.split()]
+
+
+class CacheShape(Structure):
+    """csrc/cache.h."""
+
+    _fields_ = _int32s("layers blocks block_size kv_heads head_dim bfloat16")
+
+
+class StepShape(Structure):
+    """csrc/attention.h."""
+
+    _fields_ = [
+        *[(name, c_int64) for name in ("tokens", "sequences", "table_width")],
+        *[(name, c_void_p) for name in ("slots", "query_starts", "kv_lengths", "block_table")],
+    ]
+
+
+class Source(Structure):
+    """csrc/matrix.h."""
+
+    _fields_ = [("data", c_void_p), ("bfloat16", c_int32)]
+
+
+class DecoderShape(Structure):
+    """csrc/decoder.h."""
+
+    _fields_ = [
+        *_int32s("hidden intermediate heads kv_heads head_dim rotary vocabulary norm_after norm_whole_rows"),
+        *_int32s("weight_format head_format down_factor"),
+        *[(name, c_float) for name in "epsilon attention_scale embedding_scale residual_scale logits_scale".split()],
+    ]
+
+
+class LayerSource(Structure):
+    """csrc/decoder.h."""
+
+    _fields_ = [
+        (name, Source)
+        for name in (
+            "attention_norm mlp_norm query key value output query_bias key_bias value_bias output_bias "
+            "query_norm key_norm gate up down gate_bias up_bias down_bias"
+        ).split()
+    ]
+
+
+class StepInput(Structure):
+    """csrc/decoder.h."""
+
+    _fields_ = [
+        ("token_ids", c_void_p),
+        ("cosine", c_void_p),
+        ("sine", c_void_p),
+        ("logits_rows_count", c_int64),
+        ("logits_rows", c_void_p),
+    ]
+
+
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "pool_new": (c_void_p, (c_int,)),
+    "pool_free": (None, (c_void_p,)),
+    "attention_new": (c_void_p, (c_void_p, POINTER(CacheShape))),
+    "attention_free": (None, (c_void_p,)),
+    "attention_plan": (None, (c_void_p, POINTER(StepShape), c_int)),
+    "attention_write": (None, (c_void_p, POINTER(StepShape), c_int, c_void_p, c_void_p)),
+    "attention_forward": (None, (c_void_p, c_int, c_void_p, c_int, c_float, c_void_p)),
+    "decoder_new": (c_void_p, (c_void_p, POINTER(DecoderShape), *[POINTER(Source)] * 4)),
+    "decoder_free": (None, (c_void_p,)),
+    "decoder_add_layer": (c_void_p, (c_void_p, POINTER(LayerSource))),
+    "decoder_seconds": (None, (c_void_p, c_void_p)),
+    "decoder_step": (c_void_p, (c_void_p, c_void_p, POINTER(StepShape), POINTER(StepInput), c_void_p)),
+}
+"""Result and arguments of each function of csrc/api.cpp, without its prefix."""
+
+
+class Library:
+    """The functions of one compiled library, checked by their declared types."""
+
+    def __init__(self, path: str) -> None:
+        self._functions: dict[str, Any] = {}
+        library = ctypes.CDLL(path)
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = library[f"paceline_{name}"]
+            function.restype = result
+            function.argtypes = arguments
+            self._functions[name] = function
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function; structures are passed by reference."""
+        return self._functions[name](*arguments)
+
+    def require(self, name: str, *arguments: Any) -> None:
+        """Call a function that returns null when memory is short.
+
+        Raises:
+            OutOfMemory: it did.
+        """
+        if not self.call(name, *arguments):
+            raise OutOfMemory(f"the CPU kernels ran out of memory ({name})")
+
+    def make(self, kind: str, *arguments: Any) -> Handle:
+        """Make a `pool`, an `attention` or a `decoder`.
+
+        Raises:
+            OutOfMemory: the kernels could not get the memory for it.
+        """
+        address = self.call(f"{kind}_new", *arguments)
+        if not address:
+            raise OutOfMemory(f"there is not enough memory for the {kind} of the CPU kernels")
+        return Handle(self, kind, address)
+
+
+class Handle:
+    """Something that the library made; it is freed with this object.
+
+    Attributes:
+        address: to pass on to the library.
+    """
+
+    def __init__(self, library: Library, kind: str, address: int) -> None:
+        self.address = address
+        weakref.finalize(self, library.call, f"{kind}_free", address)
+
+
+@cache
+def library() -> Library:
+    """The library for this processor, compiled at the first call on a machine.
+
+    Raises:
+        NativeUnavailable: see `native_build.find_or_build`.
+    """
+    return Library(str(find_or_build(best_instruction_set())))
+
+
+class ThreadPool:
+    """Threads of the kernels, the calling one included. What is made with it must not outlive it.
+
+    Args:
+        threads: at least 1.
+        kernels: the library to run; None takes the one for this processor.
+
+    Raises:
+        NativeUnavailable: there is none.
+    """
+
+    def __init__(self, threads: int, kernels: Library | None = None) -> None:
+        self.library = kernels or library()
+        self.handle = self.library.make("pool", threads)
+
+
+def source(tensor: Tensor | None) -> Source:
+    """A weight as the kernels read it; nothing where there is none. The tensor must outlive the use."""
+    if tensor is None:
+        return Source(None, 0)
+    assert tensor.is_contiguous()
+    assert tensor.dtype in (torch.float32, torch.bfloat16)
+    return Source(tensor.data_ptr(), int(tensor.dtype == torch.bfloat16))
+
+
+def address(array: NDArray[np.int64]) -> int:
+    """Where a contiguous array's numbers are."""
+    assert array.flags.c_contiguous
+    assert array.dtype == np.int64
+    pointer: int = array.ctypes.data
+    return pointer

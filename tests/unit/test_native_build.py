@@ -1,0 +1,117 @@
+"""Finding and compiling the kernels: bundled, cached, compiled once, and what happens where that is impossible."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from paceline_server.config import EngineConfig
+from paceline_server.errors import InvalidConfiguration, NativeUnavailable
+from paceline_server.model import backend, native, native_build
+from paceline_server.model.backend import choose_backend
+from paceline_server.model.native_build import INSTRUCTION_SETS, best_instruction_set, find_or_build
+
+CPU = torch.device("cpu")
+BASELINE = INSTRUCTION_SETS[-1]
+
+
+def fake_compiler(folder: Path, body: str) -> Path:
+    """A compiler that notes each call; `$out` is the file that it is to write."""
+    path = folder / "c++"
+    path.write_text(f"#!/bin/sh\necho call >> {folder}/calls\nfor out; do :; done\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def choose(dtype: torch.dtype = torch.float32, device: torch.device = CPU, **engine: str) -> str:
+    return choose_backend(EngineConfig(model_path="x", **engine), LlamaConfig(), dtype, device)
+
+
+def test_this_processor_gets_a_library() -> None:
+    assert find_or_build(best_instruction_set()).is_file()
+
+
+def test_the_best_set_whose_features_are_all_there_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_build, "_processor_features", lambda: frozenset("avx2 fma bmi2 f16c avx512f".split()))
+    assert best_instruction_set().name == "avx2"
+    monkeypatch.setattr(native_build, "_processor_features", lambda: frozenset())
+    assert best_instruction_set() is BASELINE
+
+
+def test_processes_that_build_at_once_compile_once(tmp_path: Path) -> None:
+    fake_compiler(tmp_path, "sleep 0.3; echo library > $out")
+    program = (
+        "from pathlib import Path; from paceline_server.model.native_build import *;"
+        f"print(find_or_build(INSTRUCTION_SETS[-1], Path({str(tmp_path)!r}) / 'cache'))"
+    )
+    environment = {"CXX": str(tmp_path / "c++"), "PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    paths = {process.communicate()[0].strip() for process in processes}
+    assert len(paths) == 1
+    assert Path(paths.pop()).read_text() == "library\n"
+    assert (tmp_path / "calls").read_text() == "call\n"
+
+
+def test_a_bundled_library_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_build, "BUNDLED", tmp_path / "built")
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, "echo library > $out")))
+    libraries = native_build.build_all(tmp_path / "built")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert [find_or_build(instructions, tmp_path / "cache") for instructions in INSTRUCTION_SETS] == libraries
+
+
+def test_what_the_compiler_says_is_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, "echo 'internal error 7' >&2; exit 1")))
+    with pytest.raises(NativeUnavailable, match="internal error 7"):
+        find_or_build(BASELINE, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*.so"))
+
+
+@pytest.fixture
+def _no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(native, "library", lambda: native.Library(str(find_or_build(BASELINE, tmp_path))))
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_without_a_compiler_auto_takes_the_reference_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger=backend.log.name):
+        assert choose() == "reference"
+    assert "no C++ compiler" in caplog.text
+
+
+@pytest.mark.usefixtures("_no_compiler")
+@pytest.mark.parametrize("engine", [{"attention_backend": "cpu"}, {"quantization": "int8"}])
+def test_without_a_compiler_what_needs_the_kernels_is_refused(engine: dict[str, str]) -> None:
+    with pytest.raises(NativeUnavailable, match="install g\\+\\+"):
+        choose(**engine)
+
+
+def test_auto_takes_the_kernels_where_they_can_run_and_the_reference_elsewhere() -> None:
+    assert choose() == "cpu"
+    assert choose(torch.float16) == "reference"
+    assert choose(device=torch.device("cuda")) == "reference"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "engine", "message"),
+    [
+        (torch.float16, "cpu", {"attention_backend": "cpu"}, "attention_backend: cpu needs engine.dtype"),
+        (torch.float32, "cuda", {"attention_backend": "cpu"}, "needs engine.device cpu"),
+        (torch.bfloat16, "cuda", {"quantization": "int8"}, "quantization: int8 needs engine.device cpu"),
+    ],
+)
+def test_kernels_that_cannot_run_what_is_asked_are_refused_by_key(
+    dtype: torch.dtype, device: str, engine: dict[str, str], message: str
+) -> None:
+    with pytest.raises(InvalidConfiguration, match=message):
+        choose(dtype, torch.device(device), **engine)

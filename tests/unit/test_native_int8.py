@@ -1,0 +1,83 @@
+"""int8: the rotation that takes outliers out of activations, and how near the quantized model stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from paceline_server.engine.batch import SamplingParams, SequenceSlice, StepBatch
+from paceline_server.model.rotation import Rotation, rotate_stream, rotate_values
+from paceline_server.model.startup import load
+from paceline_server.model.testing import save_tiny_model, tiny_config
+
+
+@pytest.mark.parametrize("size", [1, 8, 48, 97, 576, 2560])
+def test_a_rotation_is_orthogonal_and_spreads_every_channel(size: int) -> None:
+    identity = torch.eye(size)
+    matrix = Rotation(size).apply(identity)
+    torch.testing.assert_close(matrix @ matrix.T, identity, rtol=0, atol=1e-5)
+    assert matrix.abs().max() <= 1.5 / size**0.5 or size == 1
+    torch.testing.assert_close(Rotation(size).apply_left(identity), matrix.T)
+
+
+def rms_norm(rows: Tensor, weight: Tensor) -> Tensor:
+    return rows / rows.square().mean(-1, keepdim=True).sqrt() * weight
+
+
+def random_layer() -> dict[str, Tensor | None]:
+    """Hidden 48; 4 heads and 2 key/value heads of 8; MLP of 20."""
+    sizes = {"query": (32, 48), "key": (16, 48), "value": (16, 48), "output": (48, 32)}
+    sizes |= {"gate": (20, 48), "up": (20, 48), "down": (48, 20)}
+    weights: dict[str, Tensor | None] = {name: torch.randn(size) for name, size in sizes.items()}
+    return weights | {name: torch.randn(48) for name in ("attention_norm", "mlp_norm", "output_bias", "down_bias")}
+
+
+def test_a_rotated_layer_reads_and_writes_the_rotated_stream() -> None:
+    torch.manual_seed(0)
+    before: dict[str, Any] = random_layer()
+    after: dict[str, Any] = dict(before)
+    rotation = Rotation(48)
+    rotate_stream(after, rotation)
+    stream = torch.randn(5, 48)
+    turned = rotation.apply(stream)
+    for norm, names in (("attention_norm", ("query", "key", "value")), ("mlp_norm", ("gate", "up"))):
+        for name in names:
+            expected = linear(rms_norm(stream, before[norm]), before[name])
+            torch.testing.assert_close(
+                linear(rms_norm(turned, after[norm]), after[name]), expected, rtol=1e-4, atol=1e-4
+            )
+    attended = torch.randn(5, 32)
+    expected = rotation.apply(linear(attended, before["output"], before["output_bias"]))
+    torch.testing.assert_close(linear(attended, after["output"], after["output_bias"]), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_rotated_values_come_out_of_the_output_projection_unchanged() -> None:
+    torch.manual_seed(0)
+    before: dict[str, Any] = random_layer() | {"value_bias": torch.randn(16)}
+    after: dict[str, Any] = dict(before)
+    rotate_values(after, head_dim=8)
+    rows = torch.randn(5, 48)
+
+    def through(weights: dict[str, Any]) -> Tensor:
+        values = linear(rows, weights["value"], weights["value_bias"]).view(5, 2, 8)
+        return linear(values.repeat_interleave(2, dim=1).reshape(5, 32), weights["output"])
+
+    torch.testing.assert_close(through(after), through(before), rtol=1e-4, atol=1e-4)
+    assert (after["value"] - before["value"]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("family", ["llama", "olmo2", "phi3", "qwen2"])
+def test_int8_logits_stay_near_those_of_float32(family: str, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, family, sliding_window=None, initializer_range=0.1)
+    batch = StepBatch([SequenceSlice(list(range(3, 43)), 0, range(10), SamplingParams())])
+    exact = load(tiny_config(tmp_path), lambda _: None).runner.logits(batch)
+    engine = {"quantization": "int8", "dtype": "float32"}
+    quantized = load(tiny_config(tmp_path, engine=engine), lambda _: None).runner.logits(batch)
+    assert exact.std() > 0.1
+    error = (quantized - exact).norm() / exact.norm()
+    assert 0 < error < 0.05
