@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_server.engine.batch import SamplingParams
-from paceline_server.engine.interface import EngineStats, FinishReason, GenerationRequest, StartupPhase, TokenOutput
+from paceline_server.engine.interface import (
+    EngineStats,
+    FinishReason,
+    GenerationRequest,
+    StartupPhase,
+    Tier,
+    TokenOutput,
+)
 from paceline_server.engine.testing import model_info
 from paceline_server.engine.wire import (
     Abort,
@@ -23,6 +30,7 @@ from paceline_server.engine.wire import (
 MESSAGES = [
     Configure('{"engine": {}}'),
     Submit(GenerationRequest("r", (1, 2, 3), 7, SamplingParams(0.5, 0.9, 40, 0.1, 2**63 - 1), (5,), True, 2, "salt")),
+    Submit(GenerationRequest("q", (1,), 1, tier=Tier.BATCH, priority=-3, tenant="acme", weight=2.5, timeout=0.5)),
     Abort("r"),
     Phase(StartupPhase("load_weights")),
     Phase(StartupPhase("load_weights", 1.5)),

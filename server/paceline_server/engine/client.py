@@ -20,6 +20,7 @@ from paceline_server.config import ServerConfig
 from paceline_server.engine.interface import (
     EngineStats,
     EngineStatus,
+    FinishReason,
     GenerationRequest,
     ModelInfo,
     StartupPhase,
@@ -38,7 +39,14 @@ from paceline_server.engine.wire import (
     Submit,
     encode,
 )
-from paceline_server.errors import STARTUP_ERRORS, EngineFailed, EngineLost, EngineUnavailable, InvalidRequest
+from paceline_server.errors import (
+    STARTUP_ERRORS,
+    DeadlineExceeded,
+    EngineFailed,
+    EngineLost,
+    EngineUnavailable,
+    InvalidRequest,
+)
 
 log = logging.getLogger("paceline.client")
 
@@ -122,6 +130,7 @@ class EngineClient:
         Raises:
             EngineUnavailable: on entry, where no engine is ready.
             EngineLost: while iterating, where the engine died.
+            DeadlineExceeded: while iterating, where the request's timeout was over before its first token.
         """
         writer = self._writer
         if not self._ready or writer is None:
@@ -228,10 +237,14 @@ class EngineClient:
 
 
 async def _outputs(items: asyncio.Queue[_Item]) -> AsyncIterator[TokenOutput]:
+    started = False
     while True:
         item = await items.get()
         if isinstance(item, Exception):
             raise item
+        if item.finish is FinishReason.TIMEOUT and not started:
+            raise DeadlineExceeded("the request's timeout was over before it could start", code="deadline_exceeded")
+        started = True
         yield item
         if item.finish is not None:
             return

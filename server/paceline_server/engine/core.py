@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 
+from paceline_server.config import SchedulingConfig
 from paceline_server.engine.batch import Runner, StepBatch
 from paceline_server.engine.blocks import BlockManager
 from paceline_server.engine.interface import EngineStats, GenerationRequest, ModelInfo, TokenOutput
+from paceline_server.engine.policies import waiting_line
 from paceline_server.engine.scheduler import Scheduled, Scheduler, SchedulerLimits
 from paceline_server.engine.sequence import Sequence
 
@@ -23,6 +25,7 @@ class EngineCore:
         runner: the model.
         info: what is loaded; gives the pool's size and the end-of-sequence tokens.
         limits: bounds of a step.
+        scheduling: who goes first.
         prefix_caching: keep freed blocks for prompts that share them.
         clock: seconds; only differences count.
     """
@@ -32,14 +35,14 @@ class EngineCore:
         runner: Runner,
         info: ModelInfo,
         limits: SchedulerLimits,
+        scheduling: SchedulingConfig | None = None,
         *,
         prefix_caching: bool = True,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.info = info
-        self.scheduler = Scheduler(
-            limits, BlockManager(info.num_blocks, info.block_size, prefix_caching=prefix_caching)
-        )
+        blocks = BlockManager(info.num_blocks, info.block_size, prefix_caching=prefix_caching)
+        self.scheduler = Scheduler(limits, blocks, waiting_line(scheduling or SchedulingConfig()))
         self._runner = runner
         self._eos = frozenset(info.eos_token_ids)
         self._clock = clock
@@ -64,6 +67,8 @@ class EngineCore:
         room = min(self.info.max_model_len, self.info.kv_capacity_tokens)
         if prompt == 0 or request.max_tokens < 1:
             return "a request needs at least one prompt token and one output token"
+        if request.weight <= 0:
+            return f"a tenant's weight is above 0, not {request.weight}"
         if prompt + 1 > room:
             return f"the prompt has {prompt} tokens, and the engine holds {room} with at least one output token"
         sequence = Sequence(
@@ -77,23 +82,24 @@ class EngineCore:
         self.scheduler.abort(request_id)
 
     def step(self) -> list[TokenOutput]:
-        """Run one step over whatever is due; returns the new tokens."""
+        """Run one step over whatever is due; returns the new tokens, and the ends of those that ran out of time."""
         begin = self._clock()
+        expired = self.scheduler.expire(begin)
         plan = self.scheduler.schedule(begin)
         if not plan:
-            return []
+            return expired
         batch = StepBatch([item.sequence.slice(item.count) for item in plan])
         scheduled = self._clock()
         sampled = list(self._runner.execute(batch))
         executed = self._clock()
         outputs = self.scheduler.update(plan, sampled)
         self._account(plan, begin, scheduled, executed)
-        return outputs
+        return expired + outputs
 
     def stats(self) -> EngineStats:
         """Gauges of this moment and totals since the start."""
         scheduler = self.scheduler
-        head = scheduler.waiting.head()
+        oldest = scheduler.waiting.oldest_arrival
         return EngineStats(
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
@@ -102,11 +108,12 @@ class EngineCore:
             steps=self._steps,
             computed_tokens=self._computed_tokens,
             preemptions=scheduler.totals.preemptions,
+            expirations=scheduler.totals.expirations,
             prefix_queried_tokens=scheduler.totals.prefix_queried_tokens,
             prefix_hit_tokens=scheduler.totals.prefix_hit_tokens,
             batch_sequences=len(self._last_plan),
             batch_tokens=sum(item.count for item in self._last_plan),
-            oldest_waiting_seconds=0.0 if head is None else self._clock() - head.arrival,
+            oldest_waiting_seconds=0.0 if oldest is None else self._clock() - oldest,
             stage_seconds=dict(self._stage_seconds),
         )
 

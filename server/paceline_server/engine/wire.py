@@ -21,6 +21,7 @@ from paceline_server.engine.interface import (
     GenerationRequest,
     ModelInfo,
     StartupPhase,
+    Tier,
     TokenOutput,
 )
 
@@ -135,7 +136,9 @@ def _decode(kind: type[Message], payload: tuple[Any, ...]) -> Message:
 
 def _request(payload: tuple[Any, ...]) -> GenerationRequest:
     values = dict(zip(_FIELDS[GenerationRequest], payload, strict=True))
-    return GenerationRequest(**{**values, "sampling": SamplingParams(*values["sampling"])})
+    return GenerationRequest(
+        **{**values, "sampling": SamplingParams(*values["sampling"]), "tier": Tier(values["tier"])}
+    )
 
 
 def _output(payload: tuple[Any, ...]) -> TokenOutput:

@@ -1,0 +1,326 @@
+"""The waiting lines: who goes first under each policy, and that nobody waits without end."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline_server.config import SchedulingConfig
+from paceline_server.engine.fairness import INPUT_COST, QUANTUM, TokenCounters
+from paceline_server.engine.interface import GenerationRequest, Tier
+from paceline_server.engine.policies import ttft_targets, waiting_line
+from paceline_server.engine.queue import Backlog
+from paceline_server.engine.sequence import Sequence
+
+POLICIES = ("slo", "fcfs", "priority", "sjf")
+TARGETS = ttft_targets(SchedulingConfig().tiers)
+PROMOTE_AFTER = 10.0
+
+numbers = iter(range(1, 1 << 60))
+
+
+def line_of(policy):
+    return waiting_line(SchedulingConfig(policy=policy, promote_after_seconds=PROMOTE_AFTER))
+
+
+def sequence(name, arrival=0.0, prompt=4, max_tokens=4, **options):
+    request = GenerationRequest(name, (1,) * prompt, max_tokens, **options)
+    return Sequence(request, arrival, max_tokens, number=next(numbers))
+
+
+def fill(line, *sequences):
+    for one in sequences:
+        line.push(one, one.arrival)
+    return line
+
+
+def drain(line, now=0.0):
+    order = []
+    while (one := line.take(now)) is not None:
+        order.append(one.request_id)
+    assert len(line) == line.num_tokens == 0
+    return order
+
+
+def test_fcfs_serves_in_order_of_arrival():
+    line = fill(line_of("fcfs"), sequence("a", 0.0, prompt=50), sequence("b", 0.0), sequence("c", 1.0, priority=-9))
+    assert drain(line) == ["a", "b", "c"]
+
+
+def test_priority_serves_smaller_numbers_first_until_a_larger_one_has_waited_for_its_levels():
+    line = fill(line_of("priority"), sequence("low", 0.0, priority=2), sequence("high", 5.0, priority=0))
+    fill(line, sequence("late", 21.0, priority=0))
+    assert drain(line) == ["high", "low", "late"]
+
+
+def test_sjf_serves_the_shortest_job_first_until_a_longer_one_has_waited_for_its_tokens():
+    line = fill(line_of("sjf"), sequence("long", 0.0, prompt=400, max_tokens=200), sequence("short", 1.0))
+    fill(line, sequence("late", 7.0))
+    assert drain(line) == ["short", "long", "late"]
+
+
+def test_slo_serves_the_more_urgent_tier_first():
+    line = fill(line_of("slo"), *(sequence(tier.value, tier=tier) for tier in reversed(Tier)))
+    assert drain(line) == ["interactive", "standard", "batch"]
+
+
+def test_slo_serves_the_earliest_deadline_first_inside_a_tier():
+    line = fill(line_of("slo"), sequence("first", 0.0), sequence("second", 0.1), sequence("hurried", 0.2, timeout=0.2))
+    assert drain(line, now=0.2) == ["hurried", "first", "second"]
+
+
+def test_slo_lets_what_waits_rise_tier_by_tier_and_keeps_its_deadline():
+    line = fill(line_of("slo"), sequence("old", 0.0, tier=Tier.BATCH), sequence("middle", 1.0, tier=Tier.STANDARD))
+    fill(line, sequence("new", 19.9, tier=Tier.INTERACTIVE))
+    assert line.take(19.9).request_id == "middle"  # risen once, at 11: its deadline is long over
+    fill(line, sequence("fresh", 20.0, tier=Tier.INTERACTIVE))
+    assert drain(line, now=20.0) == ["old", "new", "fresh"]
+
+
+def test_slo_serves_tenants_by_what_they_have_used_and_not_by_how_much_they_send():
+    line = line_of("slo")
+    fill(line, *(sequence(f"flood{index}", 0.0, prompt=300, tenant="flood") for index in range(20)))
+    fill(line, *(sequence(f"quiet{index}", 1.0, prompt=300, tenant="quiet") for index in range(4)))
+    order = []
+    for _ in range(8):
+        one = line.take(1.0)
+        line.charge(one, INPUT_COST * one.remaining)
+        order.append(one.request.tenant)
+    assert order.count("quiet") == 4
+    assert {"flood", "quiet"} == set(order[:2]) == set(order[2:4]) == set(order[4:6])
+
+
+def test_slo_gives_a_tenant_of_three_times_the_weight_three_times_the_tokens():
+    line = line_of("slo")
+    fill(line, *(sequence(f"a{index}", prompt=100, tenant="a", weight=3.0) for index in range(200)))
+    fill(line, *(sequence(f"b{index}", prompt=100, tenant="b") for index in range(200)))
+    served = {"a": 0, "b": 0}
+    for _ in range(160):
+        one = line.take(0.0)
+        line.charge(one, INPUT_COST * one.remaining)
+        served[one.request.tenant] += 1
+    assert served["a"] == pytest.approx(3 * served["b"], rel=0.1)
+
+
+def test_slo_lifts_a_tenant_that_was_idle_to_the_least_used_of_those_that_wait():
+    line = fill(line_of("slo"), *(sequence(f"busy{index}", prompt=1000, tenant="busy") for index in range(60)))
+    for _ in range(30):
+        line.charge(line.take(0.0), 1000.0)
+    fill(line, *(sequence(f"idle{index}", prompt=1000, tenant="idle") for index in range(30)))
+    order = []
+    for _ in range(20):
+        one = line.take(0.0)
+        line.charge(one, 1000.0)
+        order.append(one.request.tenant)
+    assert order.count("idle") == 10, "it has not saved up the turns that it missed while idle"
+
+
+def test_slo_does_not_lift_a_tenant_whose_sequence_only_comes_back():
+    line = fill(line_of("slo"), sequence("rich", prompt=10, tenant="rich"), sequence("poor", prompt=10, tenant="poor"))
+    line.charge(sequence("earlier", tenant="rich"), 10 * QUANTUM)
+    for _ in range(5):
+        blocked = line.take(0.0)
+        assert blocked.request_id == "poor"
+        line.put_back(blocked, 0.0)
+    line.charge(sequence("now", tenant="poor"), 5 * QUANTUM)
+    assert line.take(0.0).request_id == "poor"
+
+
+def test_slo_forgets_idle_tenants_when_there_are_very_many():
+    counters = TokenCounters()
+    for number in range(10_000):
+        counters.charge(str(number), 1.0, 1.0)
+        counters.forget_idle(lambda tenant: tenant == "7")
+    assert len(counters._used) < 5_000
+    assert counters.used("7") == 1.0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_preempted_sequence_goes_before_its_equals_and_the_older_one_first(policy):
+    line = line_of(policy)
+    older, younger = sequence("older", 0.0), sequence("younger", 0.5)
+    fill(line, older, younger, sequence("new", 0.0))
+    taken = [line.remove("younger"), line.remove("older")]
+    for one in taken:
+        one.preemptions = 1
+        line.put_back(one, 1.0)
+    assert drain(line, now=1.0) == ["older", "younger", "new"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_does_not_fit_goes_back_to_its_place(policy):
+    line = fill(line_of(policy), *(sequence(name, 0.0, tenant=name) for name in "abc"))
+    expected = drain(fill(line_of(policy), *(sequence(name, 0.0, tenant=name) for name in "abc")))
+    passed = [line.take(0.0), line.take(0.0)]
+    for one in passed:
+        line.put_back(one, 0.0)
+    assert drain(line) == expected
+
+
+@pytest.mark.parametrize(("policy", "bound"), [("fcfs", 0.2), ("slo", 20.2), ("priority", 60.2), ("sjf", 20.2)])
+def test_nothing_is_passed_for_ever_by_a_flood_of_more_urgent_work(policy, bound):
+    """The bound is the ageing (two rises; three levels of 10 s, half of it served; 984 tokens of 10 ms, likewise)."""
+    line = line_of(policy)
+    victim = sequence("victim", 0.0, prompt=500, max_tokens=500, tier=Tier.BATCH, priority=3, tenant="quiet")
+    fill(line, victim)
+    now, taken = 0.0, None
+    while taken is not victim:
+        now += 0.1
+        for _ in range(2):  # two come while one is served: the line grows without end
+            options = {"tier": Tier.INTERACTIVE, "priority": 0, "tenant": "flood"}
+            fill(line, sequence(f"urgent{now}-{_}", now, prompt=8, **options))
+        taken = line.take(now)
+        line.charge(taken, INPUT_COST * taken.remaining)
+        assert now < bound
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_age_of_the_line_is_that_of_the_one_that_has_waited_longest(policy):
+    line = line_of(policy)
+    assert line.oldest_arrival is None
+    fill(line, sequence("old", 1.0, tier=Tier.BATCH, priority=5), sequence("new", 2.0, tier=Tier.INTERACTIVE))
+    assert line.oldest_arrival == 1.0
+    line.put_back(line.take(2.0), 2.0)
+    assert line.oldest_arrival == 1.0
+    line.remove("old")
+    assert line.oldest_arrival == 2.0
+
+
+def test_slo_counts_as_ahead_the_tiers_above_and_what_the_tenants_are_due():
+    line = line_of("slo")
+    fill(line, sequence("i", prompt=100, tier=Tier.INTERACTIVE, tenant="x"))
+    fill(line, *(sequence(f"own{index}", prompt=100, tenant="me") for index in range(3)))
+    fill(line, *(sequence(f"flood{index}", prompt=100, tenant="flood") for index in range(50)))
+    fill(line, sequence("b", prompt=100, tier=Tier.BATCH))
+    backlog = line.ahead_of(sequence("mine", prompt=100, tenant="me"), 0.0)
+    assert backlog == Backlog(1 + 3 + 3, 100 + 300 + 300), "as much of the flood as of one's own"
+    assert line.ahead_of(sequence("urgent", tier=Tier.INTERACTIVE, tenant="me"), 0.0).requests == 0 + 0
+    assert line.ahead_of(sequence("other", tier=Tier.BATCH, tenant="flood"), 0.0).requests == 54
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "sjf"])
+def test_ordered_lines_count_as_ahead_what_would_be_taken_before(policy):
+    line = fill(line_of(policy), *(sequence(str(n), prompt=10 * n, max_tokens=n, priority=n) for n in (5, 1, 4, 2, 3)))
+    newcomer = sequence("new", prompt=30, max_tokens=3, priority=3)
+    backlog = line.ahead_of(newcomer, 0.0)
+    line.push(newcomer, 0.0)
+    order = drain(line)
+    before = order[: order.index("new")]
+    assert backlog == Backlog(len(before), sum(10 * int(name) for name in before))
+
+
+class NaiveSlo:
+    """The rules of `slo` over a plain list, looked through from end to end."""
+
+    def __init__(self):
+        self.waiting: list[Sequence] = []
+        self.ranks: dict[str, int] = {}
+        self.used: dict[str, float] = {}
+        self.floors = [0.0] * 3
+
+    def rank(self, one, now):
+        return max(0, list(Tier).index(one.request.tier) - int((now - one.arrival) / PROMOTE_AFTER))
+
+    def peers(self, rank):
+        return [one for one in self.waiting if self.ranks[one.request_id] == rank and not one.preemptions]
+
+    def level(self, tenant):
+        return int(self.used.get(tenant, 0.0) / QUANTUM)
+
+    def order(self, one):
+        used = self.level(one.request.tenant)
+        resumed = bool(one.preemptions)
+        deadline = one.arrival + min(TARGETS[one.request.tier], one.request.timeout or 1e9)
+        group = (0,) if resumed else (used, self.first_deadline(one), one.request.tenant, deadline)
+        return (self.ranks[one.request_id], not resumed, group, one.number)
+
+    def first_deadline(self, one):
+        same = [o for o in self.peers(self.ranks[one.request_id]) if o.request.tenant == one.request.tenant]
+        return min(o.arrival + min(TARGETS[o.request.tier], o.request.timeout or 1e9) for o in same)
+
+    def enter(self, one, rank, lift):
+        tenant = one.request.tenant
+        peers = self.peers(rank)
+        if lift and not one.preemptions and all(peer.request.tenant != tenant for peer in peers):
+            self.ranks |= {peer.request_id: rank for peer in peers}
+            first = min(peers, key=self.order, default=None)
+            floor = self.floors[rank] if first is None else self.used.get(first.request.tenant, 0.0)
+            self.used[tenant] = max(self.used.get(tenant, 0.0), floor)
+        self.waiting.append(one)
+        self.ranks[one.request_id] = rank
+
+    def push(self, one, now):
+        self.enter(one, self.rank(one, now), lift=True)
+
+    def put_back(self, one, now):
+        self.enter(one, self.rank(one, now), lift=False)
+
+    def take(self, now):
+        due = [
+            (one.arrival, one.number, one) for one in self.waiting if self.rank(one, now) < self.ranks[one.request_id]
+        ]
+        for _, _, one in sorted(due, key=lambda item: (self.next_rise(item[2]), item[1])):
+            while self.rank(one, now) < self.ranks[one.request_id]:
+                rank = self.ranks[one.request_id] - 1
+                self.waiting.remove(one)
+                self.enter(one, rank, lift=True)
+        if not self.waiting:
+            return None
+        one = min(self.waiting, key=self.order)
+        rank = self.ranks[one.request_id]
+        self.floors[rank] = max(self.floors[rank], self.used.get(one.request.tenant, 0.0))
+        self.waiting.remove(one)
+        return one
+
+    def next_rise(self, one):
+        risen = list(Tier).index(one.request.tier) - self.ranks[one.request_id]
+        return one.arrival + (risen + 1) * PROMOTE_AFTER
+
+    def remove(self, name):
+        found = next((one for one in self.waiting if one.request_id == name), None)
+        if found is not None:
+            self.waiting.remove(found)
+        return found
+
+
+moves = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("push"),
+            st.sampled_from(list(Tier)),
+            st.sampled_from("xyz"),
+            st.sampled_from([None, 0.05, 3.0]),
+        ),
+        st.tuples(st.just("take"), st.sampled_from([0, 60, 700]), st.booleans(), st.booleans()),
+        st.tuples(st.just("remove"), st.integers(1, 30), st.none(), st.none()),
+        st.tuples(st.just("wait"), st.sampled_from([0.01, 0.3, 6.0]), st.none(), st.none()),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(moves)
+def test_slo_takes_what_its_rules_say_whatever_has_happened_before(moves):
+    line, naive, now, count = line_of("slo"), NaiveSlo(), 0.0, 0
+    for move, first, second, third in moves:
+        if move == "push":
+            count += 1
+            one = sequence(str(count), now, tier=first, tenant=second, timeout=third)
+            line.push(one, now)
+            naive.push(one, now)
+        elif move == "take":
+            one = line.take(now)
+            assert one is naive.take(now)
+            if one is not None:
+                line.charge(one, float(first))
+                naive.used[one.request.tenant] = naive.used.get(one.request.tenant, 0.0) + first
+                if second:
+                    one.preemptions += third
+                    line.put_back(one, now)
+                    naive.put_back(one, now)
+        elif move == "remove":
+            assert line.remove(str(first)) is naive.remove(str(first))
+        else:
+            now += first
+        assert {one.request_id for one in line} == {one.request_id for one in naive.waiting}
+        assert line.num_tokens == sum(one.num_tokens for one in naive.waiting)
