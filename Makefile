@@ -49,7 +49,7 @@ unit: $(ENV) ## run the unit tests
 
 generate: $(ENV) ## render the chart's CRD, install.yaml and the reference pages from their sources
 	@$(CLUSTER) build helm && $(BIN)/python scripts/sync_generated.py
-	@$(BIN)/python scripts/settings_reference.py --write
+	@$(BIN)/python scripts/settings_reference.py --write && $(BIN)/python scripts/llmservice_reference.py --write
 
 format: $(ENV) ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix --exit-zero --quiet && $(BIN)/ruff format

@@ -18,6 +18,10 @@ from cluster.errors import Unavailable
 from cluster.process import free_port as find_free_port
 from cluster.seam import Cluster
 
+# As the server does for its engine: compute threads that spin while they wait would starve the servers beside them.
+# Set before the first test module imports torch, which reads it once.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 

@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="`paceline COMMAND --help` tells")
     chosen = parser.parse_args(argv)
-    command = importlib.import_module(f"paceline_operator.commands.{chosen.command}")
     try:
+        command = importlib.import_module(f"paceline_operator.commands.{chosen.command}")
         return int(command.main(chosen.arguments))
     except PacelineError as error:
         print(f"paceline: {error}", file=sys.stderr)

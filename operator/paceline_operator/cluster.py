@@ -82,10 +82,15 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class PatchStatus:
-    """Replace the whole status of the LLMService that has this uid."""
+    """Replace the whole status of the LLMService that has this uid.
+
+    version: the `metadata.resourceVersion` that the status was computed from; where the cluster has versions, a service
+        that has another one by now keeps its status (StaleObservation).
+    """
 
     uid: str
     status: Manifest
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

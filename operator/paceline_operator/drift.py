@@ -6,23 +6,12 @@ Saves the API call where nothing is to do. A false "differs" costs one call that
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from decimal import Decimal
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from paceline_operator import names
 from paceline_operator.cluster import Manifest
-
-_QUANTITY: Final = re.compile(r"(?P<number>\d+(\.\d+)?([eE]\d+)?)(?P<unit>[numkMGTPE]|[KMGTPE]i)?")
-_UNITS: Final[Mapping[str, Decimal]] = MappingProxyType(
-    {
-        **{unit: Decimal(10) ** (3 * power) for power, unit in zip(range(-3, 0), "num", strict=True)},
-        **{unit: Decimal(10) ** (3 * power) for power, unit in enumerate("kMGTPE", start=1)},
-        **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", start=1)},
-    }
-)
+from paceline_operator.quantity import parse_quantity
 
 
 def differs(live: Manifest, desired: Manifest) -> bool:
@@ -52,10 +41,9 @@ def _contains(live: Any, desired: Any) -> bool:
 
 def _same_quantity(live: Any, desired: Any) -> bool:
     """`1000m` is stored as `1`: the API server writes quantities in a form of its own."""
-    amounts = [_quantity(str(value)) for value in (live, desired)]
-    return amounts[0] is not None and amounts[0] == amounts[1]
-
-
-def _quantity(text: str) -> Decimal | None:
-    match = _QUANTITY.fullmatch(text)
-    return Decimal(match["number"]) * _UNITS.get(match["unit"] or "", Decimal(1)) if match else None
+    if not isinstance(live, str | int) or not isinstance(desired, str | int):
+        return False
+    try:
+        return parse_quantity(live) == parse_quantity(desired)
+    except ValueError:
+        return False

@@ -12,11 +12,13 @@ from paceline_operator import metrics
 
 
 @asynccontextmanager
-async def serving(is_alive: Callable[[], bool], *, health_port: int, metrics_port: int) -> AsyncIterator[None]:
-    """Serve while the context lasts. `is_alive` is asked at every liveness probe.
+async def serving(
+    is_alive: Callable[[], bool], complaint: Callable[[], str | None], *, health_port: int, metrics_port: int
+) -> AsyncIterator[None]:
+    """Serve while the context lasts. Both functions are asked at every probe.
 
-    Readiness is given as soon as this answers: a replica that waits for the lease is ready to take over, and an upgrade
-    needs it to be ready before the old one goes.
+    A replica that waits for the lease is ready: it can take over, and an upgrade needs it to be ready before the old
+    one goes. One that has a complaint is not, so that `helm install --wait` fails with it.
     """
 
     async def healthz(_: web.Request) -> web.Response:
@@ -24,7 +26,8 @@ async def serving(is_alive: Callable[[], bool], *, health_port: int, metrics_por
         return web.Response(text="ok\n" if alive else "the last full list is too old\n", status=200 if alive else 503)
 
     async def readyz(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+        wrong = complaint()
+        return web.Response(text=f"{wrong or 'ok'}\n", status=503 if wrong else 200)
 
     async def exposition(_: web.Request) -> web.Response:
         return web.Response(body=metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})

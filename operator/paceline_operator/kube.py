@@ -28,6 +28,10 @@ _JSON: Final = "application/json"
 _APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
 _MERGE: Final = "application/merge-patch+json"
 
+# Refusals that are about the moment, not about the request: the namespace goes away, or an apply named the uid of an
+# object that has been replaced.
+_STALE_WORDS: Final = ("because it is being terminated", "metadata.uid: Invalid value")
+
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
@@ -89,7 +93,7 @@ class KubeClient:
         return Credentials(
             server=self._configuration.host,
             authority=self._configuration.ssl_ca_cert,
-            token=header.removeprefix("Bearer ") if header else None,
+            token=header.split()[-1] if header else None,  # after "Bearer", or "bearer" from a service account
             certificate=self._configuration.cert_file,
             private_key=self._configuration.key_file,
             insecure=not self._configuration.verify_ssl,
@@ -216,9 +220,10 @@ def _with_types(answer: Manifest) -> list[Manifest]:
 
 
 def _error(status: int, message: str, request: str) -> Exception:
-    if status == 409 or "is being terminated" in message:
+    if status == 409 or any(words in message for words in _STALE_WORDS):
         return StaleObservation(f"{request}: {message}")
-    if status == 429 or status >= 500:
+    # A field that the schema does not have is the request's fault, though server-side apply answers it with 500.
+    if status == 429 or (status >= 500 and "field not declared in schema" not in message):
         return ClusterUnavailable(f"{request}: {status} {message}")
     return RequestRefused(status, message)
 

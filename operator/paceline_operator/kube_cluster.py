@@ -92,8 +92,8 @@ class KubeCluster:
                 await self._apply(key, manifest, uid)
             case Delete(kind=kind, name=name, uid=uid):
                 await self._client.delete_object(f"{_collection(CHILD_COLLECTIONS[kind], key)}/{name}", uid)
-            case PatchStatus(uid, status):
-                await self._patch_status(key, uid, status)
+            case PatchStatus():
+                await self._patch_status(key, action)
             case EmitEvent():
                 await self._emit(key, action)
 
@@ -108,12 +108,13 @@ class KubeCluster:
         except RequestRefused as refusal:
             raise ChildRefused(kind, name, str(refusal)) from refusal
 
-    async def _patch_status(self, key: Key, uid: str, status: Manifest) -> None:
+    async def _patch_status(self, key: Key, patch: PatchStatus) -> None:
+        """Apply a status. The version guards it: on this subresource the API server does not look at the uid."""
         manifest = {
             "apiVersion": names.API_VERSION,
             "kind": names.KIND,
-            "metadata": {"name": key.name, "namespace": key.namespace, "uid": uid},
-            "status": status,
+            "metadata": {"name": key.name, "namespace": key.namespace, "resourceVersion": patch.version},
+            "status": patch.status,
         }
         path = f"{_collection(_SERVICES, key)}/{key.name}/status"
         await self._client.apply_object(path, manifest, force=True)

@@ -104,17 +104,18 @@ class Lease:
         return True
 
     def _may_take(self, lease: Manifest) -> bool:
-        holder, renewed = _holder(lease), lease["spec"].get("renewTime") or ""
+        spec = _spec(lease)
+        holder, renewed = _holder(lease), spec.get("renewTime") or ""
         if (holder, renewed) != (self._sighting.holder, self._sighting.renewed):
             self._sighting = _Sighting(holder, renewed, self._clock())
-        duration = lease["spec"].get("leaseDurationSeconds") or self._seconds
+        duration = spec.get("leaseDurationSeconds") or self._seconds
         silent = self._clock() - self._sighting.seen > duration
         return holder in ("", self._identity) or silent
 
     async def _write(self, lease: Manifest | None, holder: str) -> None:
         """Write the lease on condition that it has not changed since it was read."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        previous: dict[str, Any] = lease["spec"] if lease else {}
+        previous = _spec(lease) if lease else {}
         took_over = _holder(lease) != holder if lease else True
         spec = {
             **previous,
@@ -131,5 +132,10 @@ class Lease:
             await self._client.replace_object(self._path, {**manifest, "metadata": lease["metadata"]})
 
 
+def _spec(lease: Manifest) -> dict[str, Any]:
+    """The lease's spec; the chart makes the object without one, so that the operator need not create it."""
+    return lease.get("spec") or {}
+
+
 def _holder(lease: Manifest) -> str:
-    return str(lease["spec"].get("holderIdentity") or "")
+    return str(_spec(lease).get("holderIdentity") or "")

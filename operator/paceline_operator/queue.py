@@ -1,5 +1,8 @@
 """A queue of keys: a service waits once however often it is named, and is never worked on twice at the same time.
 
+After each pass a key rests for a moment: a burst of events becomes one pass, and a quarrel with another controller over
+a field stays slow.
+
 Filled by `handlers` and `resync`, emptied by workers that call `reconcile`. What fails is repeated, with back-off.
 """
 
@@ -16,18 +19,20 @@ from paceline_operator.errors import PacelineError, StaleObservation
 
 logger = logging.getLogger(__name__)
 
+REST_SECONDS: Final = 0.2
 _FIRST_DELAY: Final = 0.2  # seconds
 _LONGEST_DELAY: Final = 60.0  # seconds
 _DOUBLINGS: Final = 10  # enough to reach the longest delay
 
 
 class KeyedQueue:
-    """Keys that are due, keys that are being worked on, and keys that become due later."""
+    """Keys that are due, keys that are being worked on or rest, and keys that become due later."""
 
-    def __init__(self) -> None:
+    def __init__(self, rest_seconds: float = REST_SECONDS) -> None:
+        self._rest_seconds = rest_seconds
         self._due: dict[Key, None] = {}  # in the order of arrival
-        self._busy: set[Key] = set()
-        self._again: set[Key] = set()  # named while busy: due again as soon as they are done
+        self._busy: set[Key] = set()  # being worked on, or resting
+        self._again: set[Key] = set()  # named while busy: due again as soon as they are not
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._filled = asyncio.Event()
 
@@ -62,7 +67,10 @@ class KeyedQueue:
         return key
 
     def done(self, key: Key) -> None:
-        """Say that work on a key has ended."""
+        """Say that work on a key has ended; it rests now."""
+        asyncio.get_running_loop().call_later(self._rest_seconds, self._rested, key)
+
+    def _rested(self, key: Key) -> None:
         self._busy.discard(key)
         if key in self._again:
             self._again.discard(key)

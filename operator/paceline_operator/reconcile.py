@@ -83,15 +83,15 @@ def _report(
 ) -> Plan:
     """The plan of `changes`, then the status if it is another one, then its events."""
     assert observed.service is not None
-    uid = observed.service["metadata"]["uid"]
+    metadata = observed.service["metadata"]
     stored = observed.service.get("status", {})
     situation = assess(observed, revision, blocker)
     fresh = compute_conditions(situation)
     status = render_status(observed.service, situation, fresh, observed.load, now)
     news: tuple[Action, ...] = ()
     if status != stored:
-        events = conditions.transition_events(uid, stored.get("conditions", ()), fresh)
-        news = (PatchStatus(uid, status), *events)
+        events = conditions.transition_events(metadata["uid"], stored.get("conditions", ()), fresh)
+        news = (PatchStatus(metadata["uid"], status, metadata.get("resourceVersion")), *events)
     silent = any(is_waiting_silently(pod) for pod in situation.census.active)
     return Plan((*changes, *news), SILENT_PODS_SECONDS if silent else None)
 

@@ -10,13 +10,15 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
 
 import aiohttp
 
 from paceline_operator import handlers, health, metrics
 from paceline_operator.adapter.collector import Collector
+from paceline_operator.crd import CrdWatch
 from paceline_operator.errors import PacelineError
 from paceline_operator.kube import KubeClient, NamespacedSource
 from paceline_operator.kube_cluster import KubeCluster
@@ -29,7 +31,7 @@ from paceline_operator.settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
 
-_SCRAPE_CONNECTIONS = 50  # pods scraped at the same time
+_SCRAPE_CONNECTIONS: Final = 50  # pods scraped at the same time
 
 
 def run_operator(settings: OperatorSettings) -> int:
@@ -39,7 +41,7 @@ def run_operator(settings: OperatorSettings) -> int:
         asyncio.run(_run(settings))
     except* PacelineError as group:
         code = 1
-        for error in group.exceptions:
+        for error in _leaves(group):
             logger.error("%s: %s", type(error).__name__, error)
     return code
 
@@ -47,39 +49,59 @@ def run_operator(settings: OperatorSettings) -> int:
 async def _run(settings: OperatorSettings) -> None:
     stop = _stop_signal()
     async with await KubeClient.connect(settings.kubeconfig) as client:
-        resync = Resync(client, settings.namespaces, settings.resync_seconds)
-        lease = _lease(client, settings)
-        async with health.serving(
-            lambda: not resync.stale, health_port=settings.health_port, metrics_port=settings.metrics_port
-        ):
-            if not await _until(stop, lease.acquire()):
+        operator = _Operator(client, settings)
+        async with operator.serving():
+            if not await _until(stop, operator.lease.acquire()):
                 return
             metrics.LEADER.set(1)
             try:
-                await _until(stop, _act(client, settings, lease, resync))
+                await _until(stop, operator.lead())
             finally:
                 metrics.LEADER.set(0)
-                await lease.release()
+                await operator.lease.release()
 
 
-async def _act(client: KubeClient, settings: OperatorSettings, lease: Lease, resync: Resync) -> None:
-    """Everything that is done only while the lease is held. The first part that fails takes the others with it."""
-    queue = KeyedQueue()
-    connector = aiohttp.TCPConnector(limit=_SCRAPE_CONNECTIONS)
-    async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
-        board = LoadBoard(Collector(NamespacedSource(client, settings.namespaces), session))
-        cluster = KubeCluster(client, board.read)
-        worker = Worker(queue, lambda key: reconcile(cluster, key, settings.server_image))
-        group.create_task(lease.keep())
-        group.create_task(handlers.watch(settings.namespaces, queue.add, client.credentials))
-        group.create_task(resync.run(queue.add, lambda: cluster.index))
-        group.create_task(worker.run(settings.workers))
-        group.create_task(board.run(lambda: cluster.index, queue.add))
+class _Operator:
+    """The parts that live as long as the process."""
 
+    def __init__(self, client: KubeClient, settings: OperatorSettings) -> None:
+        self._client = client
+        self._settings = settings
+        self._crd = CrdWatch(client)
+        self._resync = Resync(client, settings.namespaces, settings.resync_seconds)
+        identity = settings.identity or f"{socket.gethostname()}-{os.getpid()}"
+        self.lease = Lease(
+            client, settings.lease_namespace, settings.lease_name, identity, seconds=settings.lease_seconds
+        )
 
-def _lease(client: KubeClient, settings: OperatorSettings) -> Lease:
-    identity = settings.identity or f"{socket.gethostname()}-{os.getpid()}"
-    return Lease(client, settings.lease_namespace, settings.lease_name, identity, settings.lease_seconds)
+    def serving(self) -> AbstractAsyncContextManager[None]:
+        """Serve the endpoints while the context lasts."""
+        return health.serving(
+            is_alive=lambda: not self._resync.stale,
+            complaint=lambda: self._crd.complaint,
+            health_port=self._settings.health_port,
+            metrics_port=self._settings.metrics_port,
+        )
+
+    async def lead(self) -> None:
+        """Hold the lease, and act meanwhile. The first part that fails takes the others with it."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.lease.keep())
+            group.create_task(self._act())
+
+    async def _act(self) -> None:
+        """Everything that writes on behalf of services, once the API server knows them."""
+        await self._crd.wait()
+        queue, namespaces = KeyedQueue(), self._settings.namespaces
+        connector = aiohttp.TCPConnector(limit=_SCRAPE_CONNECTIONS)
+        async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
+            board = LoadBoard(Collector(NamespacedSource(self._client, namespaces), session))
+            cluster = KubeCluster(self._client, board.read)
+            worker = Worker(queue, lambda key: reconcile(cluster, key, self._settings.server_image))
+            group.create_task(handlers.watch(namespaces, queue.add, self._client.credentials))
+            group.create_task(self._resync.run(queue.add, lambda: cluster.index))
+            group.create_task(worker.run(self._settings.workers))
+            group.create_task(board.run(lambda: cluster.index, queue.add))
 
 
 def _stop_signal() -> asyncio.Event:
@@ -103,3 +125,12 @@ async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
         for task in (working, stopping):
             task.cancel()
         await asyncio.gather(working, stopping, return_exceptions=True)
+
+
+def _leaves(group: BaseExceptionGroup[PacelineError]) -> Iterator[PacelineError]:
+    """The errors themselves, however deeply the task groups have nested them."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

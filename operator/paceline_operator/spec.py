@@ -7,29 +7,30 @@ Called by `reconcile` on what the API server stored, and by `local` on files of 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
 
 from paceline_operator import names
 from paceline_operator.cluster import Key, Manifest
 from paceline_operator.errors import FieldError, InvalidSpec
 from paceline_operator.model_uri import ModelUri, parse_model_uri
+from paceline_operator.quantity import parse_quantity
 
 Count = Annotated[int, Field(ge=1)]
 
-_QUANTITY: Final = re.compile(r"\+?\d+(\.\d+)?([eE]\d+|[numkMGTPE]|[KMGTPE]i)?")
-
 
 def _quantity(value: object) -> str:
-    text = str(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else ""
-    if not _QUANTITY.fullmatch(text):
+    """A number with a fraction is refused as by the CRD: JSON has no exact one, so it is written as a string."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(f"{value!r} is not a quantity; write a string such as '500m', '2' or '4Gi'")
-    return text
+    if parse_quantity(value) < 0:
+        raise ValueError(f"{value!r} is negative")
+    return str(value)
 
 
 Quantity = Annotated[str, BeforeValidator(_quantity)]
@@ -231,7 +232,7 @@ def _suggestion(location: list[str]) -> str:
     section: type[BaseModel] = LLMServiceSpec
     for part in location[:-1]:
         field = next((info for info in section.model_fields.values() if info.alias == part), None)
-        nested = _nested_section(field.annotation) if field else None
+        nested = section_type(field) if field else None
         if nested is None:
             return ""
         section = nested
@@ -240,6 +241,7 @@ def _suggestion(location: list[str]) -> str:
     return f", did you mean {close[0]}?" if close else ""
 
 
-def _nested_section(annotation: Any) -> type[BaseModel] | None:
-    candidates = [annotation, *getattr(annotation, "__args__", ())]
+def section_type(field: FieldInfo) -> type[BaseModel] | None:
+    """The type of a field that is a section of its own; None for a plain value."""
+    candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
     return next((item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cluster.api_server import ApiServer
-from operators import OperatorProcess
+from operators import OperatorProcess, World
 
 CRD = Path(__file__).parents[2] / "crds/llmservices.paceline.dev.yaml"
 
@@ -27,17 +27,35 @@ def crd(api_server: ApiServer) -> None:
     api_server.kubectl("wait", "--for=condition=Established", "crd/llmservices.paceline.dev", "--timeout=30s")
 
 
+@pytest.fixture(scope="module")
+def operator(api_server: ApiServer, crd: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    """An operator for the whole cluster, for a module whose tests need no other."""
+    log = tmp_path_factory.mktemp("operator") / "operator.log"
+    one = OperatorProcess(
+        log, kubeconfig=str(api_server.kubeconfig), lease_namespace="default", lease_name=log.parent.name
+    )
+    yield one
+    one.stop()
+
+
 @pytest.fixture
 def start_operator(
     api_server: ApiServer, crd: None, namespace: str, tmp_path: Path
 ) -> Iterator[Callable[..., OperatorProcess]]:
     """A function that starts an operator for the test's namespace: `start_operator("name", setting=…)`."""
     started: list[OperatorProcess] = []
+    known = {"kubeconfig": str(api_server.kubeconfig), "namespaces": [namespace], "lease_namespace": namespace}
 
     def start(name: str = "operator", **settings: Any) -> OperatorProcess:
-        started.append(OperatorProcess(api_server.kubeconfig, namespace, tmp_path / f"{name}.log", **settings))
+        started.append(OperatorProcess(tmp_path / f"{name}.log", **known | settings))
         return started[-1]
 
     yield start
-    for operator in reversed(started):
-        operator.stop()
+    for one in reversed(started):
+        one.stop()
+
+
+@pytest.fixture
+def world(api_server: ApiServer, namespace: str) -> World:
+    """The test's namespace, as its users, its scheduler and its kubelet see it."""
+    return World(api_server.kubectl, namespace)

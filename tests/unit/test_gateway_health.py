@@ -44,7 +44,7 @@ async def test_readyz_tells_the_phases_of_the_start(folder: Path) -> None:
 
 async def test_a_ready_engine_without_its_tokenizer_is_not_ready(folder: Path) -> None:
     async with served(FakeEngine(folder)) as server:
-        server.gateway.texts.text = None
+        server.gateway.texts._text = None
         response = await server.client.get("/readyz")
         body = await response.json()
         assert (response.status, body["reason"], body["message"]) == (503, "Loading", "the tokenizer is being loaded")

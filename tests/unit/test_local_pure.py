@@ -1,4 +1,4 @@
-"""Small rules of local mode, each as Kubernetes has it: quantities, placement, paths, probes, back-off, columns."""
+"""Small rules of local mode, each as Kubernetes has it: placement, paths, probes, back-off, columns."""
 
 from __future__ import annotations
 
@@ -14,33 +14,9 @@ from paceline_operator.local import columns
 from paceline_operator.local.backoff import BackOff
 from paceline_operator.local.machine import Machine, Placement, Unschedulable, place
 from paceline_operator.local.probes import Probe, Verdict
-from paceline_operator.local.quantity import parse_quantity
 from paceline_operator.local.volumes import Mounts
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("500m", "0.5"),
-        ("2", "2"),
-        (2, "2"),
-        ("1.5", "1.5"),
-        ("4Gi", "4294967296"),
-        ("3k", "3000"),
-        ("1e3", "1000"),
-        ("1E", "1e18"),
-    ],
-)
-def test_a_quantity_has_its_kubernetes_value(text: str | int, value: str) -> None:
-    assert parse_quantity(text) == Decimal(value)
-
-
-@pytest.mark.parametrize("text", ["", "many", "4GB", "1 2", "2ee3", "--1"])
-def test_what_is_no_quantity_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ValueError, match="4Gi"):
-        parse_quantity(text)
 
 
 def pod_with(**resources: Any) -> Manifest:

@@ -1,14 +1,9 @@
 """The engine configuration file: parsed once, every mistake reported at once."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 from paceline_server.config import load, parse
 from paceline_server.errors import InvalidConfiguration
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_a_model_path_is_all_that_has_to_be_said():
@@ -75,10 +70,3 @@ def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path, content, m
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(InvalidConfiguration, match="cannot read"):
         load(tmp_path / "nowhere.yaml")
-
-
-def test_the_settings_page_is_what_the_code_says():
-    spec = importlib.util.spec_from_file_location("settings_reference", ROOT / "scripts" / "settings_reference.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.TARGET.read_text(encoding="utf-8") == module.render(), "run `make generate`"

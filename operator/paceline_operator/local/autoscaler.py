@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline_operator.cluster import Manifest
-from paceline_operator.local.quantity import parse_quantity
+from paceline_operator.quantity import parse_quantity
 
 _TOLERANCE = 0.1  # Kubernetes' --horizontal-pod-autoscaler-tolerance
 

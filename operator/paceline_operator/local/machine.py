@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from paceline_operator.cluster import Manifest
-from paceline_operator.local.quantity import parse_quantity
+from paceline_operator.quantity import parse_quantity
 
 GPU = "nvidia.com/gpu"
 _NVIDIA_SMI_SECONDS = 20.0  # the first call after boot initialises the driver

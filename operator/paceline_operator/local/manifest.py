@@ -18,7 +18,6 @@ from paceline_operator.desired import render
 from paceline_operator.errors import InvalidSpec
 from paceline_operator.local import container
 from paceline_operator.local.errors import InvalidManifest
-from paceline_operator.local.quantity import parse_quantity
 from paceline_operator.model_uri import Claim
 from paceline_operator.spec import LLMService, LLMServiceSpec, parse_spec
 
@@ -130,12 +129,6 @@ def _unsupported(spec: LLMServiceSpec) -> list[str]:
     mistakes = []
     if isinstance(spec.model_uri, Claim):
         mistakes.append("spec.model: pvc:// is a volume of a cluster; on this machine write file:///PATH")
-    for section, amounts in (("limits", spec.resources.limits), ("requests", spec.resources.requests)):
-        for name, amount in amounts.items():
-            try:
-                parse_quantity(amount)
-            except ValueError as error:
-                mistakes.append(f"spec.resources.{section}.{name}: {error}")
     if not mistakes:
         template = render(LLMService(Key("default", "check"), "", 0, spec), IMAGE).deployment["spec"]["template"]
         mistakes += [f"spec.template.spec: {mistake}" for mistake in container.check(template)]

@@ -19,6 +19,7 @@ from paceline_operator.pods import is_ready, is_running
 _LABELS = {
     START_PROCESS: "start server",
     "start_engine": "start engine",
+    "fetch_model": "fetch model",
     "load_weights": "load weights",
     "allocate_kv_cache": "allocate KV cache",
     "warmup": "warm up",
@@ -53,11 +54,17 @@ def facts(snapshot: Snapshot) -> Iterator[Fact]:
     generation, wanted = snapshot.service["metadata"]["generation"], snapshot.service["spec"]["replicas"]
     if generation > 1:
         yield Fact(f"scale/{generation}", f"  ⇅ scaling to {wanted} replica{'s' if wanted != 1 else ''}")
-    ready = condition(snapshot, "Ready")
-    if ready.get("status") == "True" and current(snapshot) is None:
-        count = sum(is_ready(pod) for pod in snapshot.pods)
-        replicas = f"{count} replicas ready" if count > 1 else "Ready"
-        yield Fact(f"ready/{count}/{ready['lastTransitionTime']}", f"{replicas}: {snapshot.url}")
+    if serves(snapshot):
+        since, count = condition(snapshot, "Ready")["lastTransitionTime"], sum(is_ready(pod) for pod in snapshot.pods)
+        yield Fact(f"ready/{count}/{since}", f"{f'{count} replicas ready' if count > 1 else 'Ready'}: {snapshot.url}")
+
+
+def serves(snapshot: Snapshot) -> bool:
+    """Whether the service is ready, and the phases of a ready server have been told to their end."""
+    if condition(snapshot, "Ready").get("status") != "True":
+        return False
+    ready = (pod["metadata"]["name"] for pod in snapshot.pods if is_ready(pod))
+    return any(all(phase.done for phase in snapshot.phases.get(name, ())) for name in ready)
 
 
 def current(snapshot: Snapshot) -> str | None:
@@ -116,6 +123,10 @@ class Progress:
             self._shown = True
         elif time.monotonic() - self._beat > _HEARTBEAT_SECONDS:
             self.say(f"  … {now_going_on}")
+
+    def leave_out(self, snapshot: Snapshot) -> None:
+        """Take what has happened so far for said."""
+        self._said.update(fact.key for fact in facts(snapshot))
 
     def say(self, text: str) -> None:
         """Print a line."""

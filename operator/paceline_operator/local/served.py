@@ -78,8 +78,11 @@ class Served:
         self._plane.kill()
 
     async def _publish(self) -> None:
+        published = None
         while True:
-            self._folder.write(self.snapshot())
+            if (snapshot := self.snapshot()) != published:
+                self._folder.write(snapshot)
+                published = snapshot
             await asyncio.sleep(_PUBLISH_SECONDS)
 
     def _explain(self) -> str:

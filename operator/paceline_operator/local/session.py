@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from pathlib import Path
 
 _SESSION_FIELD = 3
@@ -17,7 +16,7 @@ _SESSION_FIELD = 3
 
 
 def members(session: int) -> set[int]:
-    """Process ids in the session. Empty where there is no /proc."""
+    """Process ids in the session."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError, ValueError):
@@ -30,13 +29,8 @@ def members(session: int) -> set[int]:
 def kill(session: int) -> None:
     """SIGKILL to every process of the session but the caller itself, until none is left.
 
-    A process can fork between being listed and being killed, so this looks again until nothing new is found. Without
-    /proc (macOS) the process group of the session's leader is ended instead.
+    A process can fork between being listed and being killed, so this looks again until nothing new is found.
     """
-    if sys.platform != "linux":
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(session, signal.SIGKILL)
-        return
     killed: set[int] = set()
     while found := members(session) - killed - {os.getpid()}:
         for pid in found:

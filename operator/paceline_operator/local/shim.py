@@ -15,7 +15,6 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable
 
 from paceline_operator.local import session
 
@@ -30,7 +29,7 @@ def main() -> None:
     signal.set_wakeup_fd(wakeup_write)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # one that comes now waits until there is a child
-    child = _start(sys.argv[1:], _die_with_parent())
+    child = _start(sys.argv[1:])
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     status = _wait(child, wakeup_read)
@@ -38,21 +37,14 @@ def main() -> None:
     os._exit(status)
 
 
-def _die_with_parent() -> Callable[[], None]:
-    """What a child has to call so that it does not outlive this process. Made before the fork: it loads libc."""
-    if sys.platform != "linux":
-        return lambda: None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _start(command: list[str], die_with_parent: Callable[[], None]) -> int:
+def _start(command: list[str]) -> int:
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # libc is loaded before the fork: little is safe after it
     parent = os.getpid()
     child = os.fork()
     if child:
         return child
     try:
-        die_with_parent()
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])

@@ -95,11 +95,11 @@ class StateFolder:
         scratch.replace(self.path / "snapshot.json")
 
     def read(self) -> Snapshot | None:
-        """The snapshot of a service that is up; None when none is."""
-        if self.holder() is None:
-            return None
+        """The snapshot of a service that is up; None when none is, or it has not said anything yet."""
+        holder = self.holder()
         with contextlib.suppress(FileNotFoundError):
-            return Snapshot.from_json((self.path / "snapshot.json").read_text(encoding="utf-8"))
+            snapshot = Snapshot.from_json((self.path / "snapshot.json").read_text(encoding="utf-8"))
+            return snapshot if snapshot.pid == holder else None
         return None
 
     def forget(self) -> None:

@@ -7,7 +7,6 @@ run it by an overlay. The fake is steered by its environment, which the overlay 
     FAKE_TOKEN_SECONDS   how long each token of an answer takes
     FAKE_TOKENS          how many tokens an answer has
     FAKE_FAILURE         the last words of a server that fails before it is ready, `Reason: message`
-    FAKE_EXIT_CODE       with which it then ends
 
 A model of the name `missing` does not exist. POST /fake/hang makes the fake stop answering its probes.
 """
@@ -146,12 +145,12 @@ async def _send(answer: web.StreamResponse, frame: dict[str, Any]) -> None:
     await answer.write(f"data: {json.dumps(frame)}\n\n".encode())
 
 
-def _fail(words: str, code: int) -> int:
+def _fail(words: str) -> int:
     print(words, file=sys.stderr)
     log = Path(os.environ["PACELINE_TERMINATION_LOG"])
     if log.exists():
         log.write_text(words, encoding="utf-8")
-    return code
+    return 1
 
 
 async def _serve(host: str, port: int) -> None:
@@ -178,9 +177,9 @@ def main() -> int:
     arguments = parser.parse_args()
     model = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))["engine"]["model_path"]
     if model.endswith("/missing"):
-        return _fail(f"ModelNotFound: {model} is neither in the model store nor on the hub (404)", 1)
+        return _fail(f"ModelNotFound: {model} is neither in the model store nor on the hub (404)")
     if failure := os.environ.get("FAKE_FAILURE"):
-        return _fail(failure, int(os.environ.get("FAKE_EXIT_CODE", "1")))
+        return _fail(failure)
     asyncio.run(_serve(arguments.host, arguments.port))
     return 0
 

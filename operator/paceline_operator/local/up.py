@@ -21,9 +21,10 @@ from paceline_operator.cluster import Manifest
 from paceline_operator.local import columns, manifest
 from paceline_operator.local.cluster import key_of
 from paceline_operator.local.detached import Detached
-from paceline_operator.local.errors import AlreadyRunning, StartFailed
+from paceline_operator.local.errors import AlreadyRunning, NotSupportedLocally, StartFailed
+from paceline_operator.local.invocation import paceline
 from paceline_operator.local.outlook import hopeless
-from paceline_operator.local.progress import Progress, condition, current
+from paceline_operator.local.progress import Progress, serves
 from paceline_operator.local.prompt import ask
 from paceline_operator.local.race import first_of
 from paceline_operator.local.served import Served
@@ -53,6 +54,10 @@ async def up(options: UpOptions, output: TextIO = sys.stdout, environment: Mappi
     Raises:
         LocalError: it cannot be run, does not become ready, or the prompt is not answered.
     """
+    if sys.platform != "linux":
+        raise NotSupportedLocally(
+            "paceline up needs Linux: it relies on /proc and PR_SET_PDEATHSIG to leave no server behind"
+        )
     service = manifest.load(options.file, cpu=options.cpu)
     folder = StateFolder.of(key_of(service), environment)
     session = _Session(options, service, Progress(output))
@@ -82,12 +87,13 @@ class _Session:
 
     async def visit(self, folder: StateFolder, running: Snapshot) -> int:
         """The service is up already: ask it, or leave it as it is."""
-        stop = f"`paceline down {self._name}` stops it"
+        stop = f"`{paceline('down', self._name)}` stops it"
         if _without_replicas(running.service["spec"]) != _without_replicas(self._service["spec"]):
             raise AlreadyRunning(f"{self._name} is up already (process {running.pid}) with another spec: {stop}")
         if not (self._options.detach or self._options.prompt):
             raise AlreadyRunning(f"{self._name} is up already at {running.url} (process {running.pid}): {stop}")
         self._progress.say(f"{self._name} is up already at {running.url} (process {running.pid}); {stop}")
+        self._progress.leave_out(running)
         await self._use(lambda: _still_there(folder, self._name))
         self._say_how_to_use(running)
         return 0
@@ -109,8 +115,7 @@ class _Session:
             return _KILLED
         if snapshot := folder.read():
             self._say_how_to_use(snapshot)
-        self._progress.say(f"\nIt goes on serving. `paceline logs {self._name}` shows its log,")
-        self._progress.say(f"`paceline down {self._name}` stops it.")
+        self._progress.say(f"\nIt goes on serving.\n  {paceline('logs', self._name)}\n  {paceline('down', self._name)}")
         return 0
 
     async def host(self, folder: StateFolder, environment: Mapping[str, str]) -> int:
@@ -174,10 +179,11 @@ class _Session:
         while True:
             if snapshot := read():
                 self._progress.show(snapshot)
-                if condition(snapshot, "Ready").get("status") == "True" and current(snapshot) is None:
+                if serves(snapshot):
                     return snapshot
                 if not patient and (reason := hopeless(snapshot)):
-                    raise StartFailed(f"{self._name} does not start: {reason}")
+                    log = f"`{paceline('logs', self._name)}` shows what it has logged"
+                    raise StartFailed(f"{self._name} does not start: {reason}\n{log}")
             await asyncio.sleep(_TICK_SECONDS)
 
     async def _until_measured(self, read: Callable[[], Snapshot | None], snapshot: Snapshot) -> Snapshot:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -53,6 +54,10 @@ log = logging.getLogger("paceline.client")
 _MAX_FAILED_RESTARTS = 5
 _BACKOFF_SECONDS = 1.0
 _RETRY_AFTER_SECONDS = 5.0
+
+# Compute threads that wait must not spin: on cores that are shared, a spinning thread keeps the one it waits for from
+# running, and a step takes ten times as long. Set in the environment, these win.
+_THREADING = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 _Item = TokenOutput | Exception
 
@@ -156,7 +161,11 @@ class EngineClient:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             process = await asyncio.create_subprocess_exec(
-                *self._command, str(theirs.fileno()), pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL
+                *self._command,
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**_THREADING, **os.environ},
             )
         finally:
             theirs.close()

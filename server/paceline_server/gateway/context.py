@@ -17,7 +17,7 @@ def refuse_limit_beyond_context(asked: int | None, field: str, info: ModelInfo) 
         ContextLengthExceeded: more output than the context is long.
     """
     if asked is not None and asked > info.max_model_len:
-        shown = str(asked) if asked < 10**18 else "far more"
+        shown = str(asked) if asked < 10**20 else "far more"
         raise ContextLengthExceeded(
             f"This model's maximum context length is {info.max_model_len} tokens. However, {field} asks for {shown}.",
             param=field,

@@ -64,6 +64,8 @@ async def _respond(request: web.Request, handler: Handler, record: Exchange) -> 
         response = await handler(request)
         if not response.prepared:
             response.headers["x-request-id"] = record.id
+            if gateway.drain.begun:
+                response.force_close()  # the next request on this connection has to find another server
         return response, "completed"
     except RequestError as error:
         _count_rejection(gateway, record, error)

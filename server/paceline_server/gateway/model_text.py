@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -89,16 +89,27 @@ class TextKeeper:
         helpers: renderer processes per template.
 
     Attributes:
-        text: None until the engine has named its model and its text side is loaded.
-        loaded: set from then on.
+        loaded: set once there is a text side.
     """
 
     def __init__(self, engine: Engine, workers: Executor, helpers: int) -> None:
         self._engine = engine
         self._workers = workers
         self._helpers = helpers
-        self.text: ModelText | None = None
+        self._text: ModelText | None = None
         self.loaded = asyncio.Event()
+
+    @property
+    def text(self) -> ModelText | None:
+        """None until the engine has named its model and its text side is loaded."""
+        info = self._engine.info
+        if self._text is not None and info is not None and info != self._text.info and info.folder == self._folder:
+            self._text = replace(self._text, info=info)  # a restarted engine may have found room for other sizes
+        return self._text
+
+    @property
+    def _folder(self) -> str | None:
+        return None if self._text is None else self._text.info.folder
 
     async def run(self) -> None:
         """Follow the engine until cancelled.
@@ -109,12 +120,12 @@ class TextKeeper:
         try:
             while True:
                 info = self._engine.info
-                if info is not None and (self.text is None or self.text.info.folder != info.folder):
+                if info is not None and info.folder != self._folder:
                     await self._load(info)
-                await asyncio.sleep(_POLL_SECONDS if self.text is None else _RECHECK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS if self._text is None else _RECHECK_SECONDS)
         finally:
-            if self.text is not None:
-                await self.text.close()
+            if self._text is not None:
+                await self._text.close()
 
     async def _load(self, info: ModelInfo) -> None:
         loop = asyncio.get_running_loop()
@@ -122,7 +133,7 @@ class TextKeeper:
         tokenizer = await loop.run_in_executor(self._workers, ModelTokenizer.load, folder)
         template = await loop.run_in_executor(self._workers, find_template, folder)
         renderer = None if template is None else await self._start(template)
-        old, self.text = self.text, ModelText(info, tokenizer, renderer, self._workers)
+        old, self._text = self._text, ModelText(info, tokenizer, renderer, self._workers)
         self.loaded.set()
         if old is not None:
             await old.close()

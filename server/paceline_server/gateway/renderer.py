@@ -32,7 +32,11 @@ _REASON_CHARS = 1000
 
 def main() -> None:
     """Serve frames until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the gateway closes stdin when done
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # they may reach the whole group; the gateway ends its helpers itself
+        signal.signal(number, signal.SIG_IGN)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     first = _receive(source)
     if first is None:

@@ -1,0 +1,121 @@
+"""Render docs/reference/llmservice.md from the CRD and from the reasons in the operator's code.
+
+    python scripts/llmservice_reference.py            prints it
+    python scripts/llmservice_reference.py --write    writes it
+
+`make generate` writes it and a unit test holds the file to its sources.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+TARGET = ROOT / "docs" / "reference" / "llmservice.md"
+CRD = ROOT / "crds" / "llmservices.paceline.dev.yaml"
+CONDITIONS = ROOT / "operator" / "paceline_operator" / "conditions.py"
+
+_HEADER = """# LLMService
+
+`paceline.dev/v1alpha1`, short name `llm`, namespaced. Only `spec.model` is required; unknown fields are refused.
+
+Generated from `crds/llmservices.paceline.dev.yaml` and `operator/paceline_operator/conditions.py`; run `make generate`.
+"""
+
+_CHILDREN = """## What is made from it
+
+In the same namespace, under the service's name (cut and given a hash where it is too long or has dots), owned by the
+LLMService so that deleting it takes them away: a ConfigMap with the [engine configuration](settings.md), a Deployment,
+a Service on port 8000 and, with `spec.autoscaling`, a HorizontalPodAutoscaler on the LLMService's `/scale`. An object
+of the same name that belongs to somebody else is left alone, and the condition says `NameConflict`.
+"""
+
+_ENGINE = "The server's own defaults of `spec.engine` are on the page of [settings](settings.md)."
+
+_CONDITION_INTRO = """A reason of `Ready` that is not in the table is the server's own (`ModelNotFound`,
+`ModelUnauthorized`, `ModelUnsupported`, `NoGPU`, `OutOfMemory`, `InvalidConfiguration`, `EngineFailed`) or Kubernetes'
+own (`CreateContainerConfigError`, `Evicted` …), passed on as it is. An Event is written when a condition changes.
+"""
+
+
+def render() -> str:
+    """The page as Markdown."""
+    version = yaml.safe_load(CRD.read_text(encoding="utf-8"))["spec"]["versions"][0]
+    properties = version["schema"]["openAPIV3Schema"]["properties"]
+    lines = [_HEADER]
+    for part in ("spec", "status"):
+        lines += [f"## `{part}`", "", "| field | type | default | what it is |", "|---|---|---|---|"]
+        lines += [_row(*field) for field in _fields(properties[part], part)]
+        lines.append("")
+    lines += [_ENGINE, "", "## Rules", "", *(f"- {rule}" for rule in _rules(properties["spec"])), ""]
+    columns = ", ".join(f"{c['name'].upper()} (`{c['jsonPath']}`)" for c in version["additionalPrinterColumns"])
+    lines += ["## Columns of `kubectl get llm`", "", columns, "", _CHILDREN]
+    lines += ["## Conditions and reasons", "", _CONDITION_INTRO]
+    lines += ["| condition or reason | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {meaning} |" for name, meaning in _reasons()]
+    return "\n".join(lines) + "\n"
+
+
+def _fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    required = set(schema.get("required", ()))
+    for name, field in schema.get("properties", {}).items():
+        yield f"{path}.{name}", field, name in required
+        yield from _fields(field, f"{path}.{name}")
+        if field.get("type") == "array":
+            yield from _fields(field["items"], f"{path}.{name}[]")
+
+
+def _row(path: str, field: dict[str, Any], required: bool) -> str:
+    kind = "quantity" if field.get("x-kubernetes-int-or-string") else str(field.get("type", "any"))
+    if "enum" in field:
+        kind = " or ".join(f"`{_text(value)}`" for value in field["enum"])
+    bounds = []
+    if "minimum" in field:
+        bounds.append(f"{'>' if field.get('exclusiveMinimum') else '≥'} {field['minimum']}")
+    if "maximum" in field:
+        bounds.append(f"{'<' if field.get('exclusiveMaximum') else '≤'} {field['maximum']}")
+    default = f"`{_text(field['default'])}`" if "default" in field else ("**required**" if required else "")
+    about = " ".join(str(field.get("description", "")).split())
+    return f"| `{path}` | {', '.join([kind, *bounds])} | {default} | {about} |"
+
+
+def _rules(schema: dict[str, Any]) -> Iterator[str]:
+    for rule in schema.get("x-kubernetes-validations", ()):
+        yield " ".join(rule["message"].split())
+    for name, field in schema.get("properties", {}).items():
+        for message in _rules(field):
+            yield f"`{name}`: {message}" if not message.startswith("`") else message
+
+
+def _reasons() -> Iterator[tuple[str, str]]:
+    source = CONDITIONS.read_text(encoding="utf-8")
+    for match in re.finditer(r'^ *[A-Z_]+(?:: Final)? = "([A-Za-z]+)"  # (.+)$', source, re.MULTILINE):
+        yield match[1], match[2]
+
+
+def _text(value: Any) -> str:
+    return (
+        value
+        if isinstance(value, str)
+        else yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("\n...")
+    )
+
+
+def main() -> None:
+    """Print or write the page."""
+    parser = argparse.ArgumentParser(description="Render docs/reference/llmservice.md")
+    parser.add_argument("--write", action="store_true")
+    if parser.parse_args().write:
+        TARGET.write_text(render(), encoding="utf-8")
+    else:
+        print(render())
+
+
+if __name__ == "__main__":
+    main()

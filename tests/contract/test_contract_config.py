@@ -1,0 +1,142 @@
+"""What the operator renders is what the server takes: configuration file, command, environment, metric names."""
+
+import inspect
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from paceline_operator.desired import render
+from paceline_operator.desired.config import ENGINE_GROUPS, engine_config
+from paceline_operator.spec import EngineSpec, parse_service
+from paceline_server import cli
+from paceline_server.config import ServerConfig, parse
+from paceline_server.errors import InvalidConfiguration
+from paceline_server.model import store
+
+EXAMPLES = {
+    "max_model_len": 2048,
+    "dtype": "bfloat16",
+    "attention_backend": "reference",
+    "threads": 2,
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "max_batch_size": 8,
+    "max_tokens_in_batch": 256,
+    "max_queue_delay_us": 0,
+    "enable_continuous_batching": True,
+    "gpu_memory_fraction": 0.5,
+    "cpu_memory_gb": 0.5,
+    "block_size_tokens": 32,
+    "swap_space_gb": 0,
+    "prefix_caching": False,
+    "worker_threads": 1,
+    "max_body_bytes": 1000,
+    "max_queued_requests": 10,
+    "max_queued_tokens": 1000,
+    "reject_on_oom": False,
+    "overload_status": 429,
+}
+
+
+def service(**spec):
+    metadata = {"name": "smollm2", "namespace": "default", "uid": "u"}
+    return parse_service({"metadata": metadata, "spec": {"model": "hf://org/name", **spec}})
+
+
+def camel(name):
+    head, *tail = name.split("_")
+    return head + "".join(part.capitalize() for part in tail)
+
+
+def lookup(config, path):
+    for part in path:
+        config = getattr(config, part)
+    return config
+
+
+def settings_of(model: type[BaseModel], path=()):
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from settings_of(field.annotation, (*path, name))
+        else:
+            yield (*path, name)
+
+
+def test_the_smallest_service_renders_a_configuration_that_the_server_takes():
+    config = parse(engine_config(service()))
+    assert config.engine.model_path == "hf://org/name"
+    assert config.engine.served_model_names == ("smollm2", "org/name")
+    assert config.engine.device == "cuda"
+    assert config.gateway.drain_seconds == 60
+
+
+@pytest.mark.parametrize("name", sorted(EngineSpec.model_fields))
+def test_every_engine_setting_of_a_service_reaches_the_servers_key_of_the_same_name(name):
+    if name not in EXAMPLES:
+        assert name == "quantization", "a new setting needs an example here"
+        pytest.skip("the server supports no quantization yet: the field is refused by name")
+    config = parse(engine_config(service(engine={camel(name): EXAMPLES[name]})))
+    assert lookup(config, (*ENGINE_GROUPS[name], name)) == EXAMPLES[name]
+
+
+def test_every_setting_of_the_server_is_a_setting_of_the_service_or_set_by_the_operator():
+    by_the_operator = {
+        ("gateway", "host"),
+        ("gateway", "port"),
+        ("gateway", "drain_seconds"),
+        ("engine", "model_path"),
+        ("engine", "served_model_names"),
+        ("engine", "device"),
+    }
+    offered = {(*group, name) for name, group in ENGINE_GROUPS.items()}
+    assert set(settings_of(ServerConfig)) == offered | by_the_operator
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"quantization": "int4"},
+        {"tensorParallelSize": 2},
+        {"pipelineParallelSize": 2},
+        {"swapSpaceGb": 4},
+        {"maxQueueDelayUs": 100},
+        {"enableContinuousBatching": False},
+        {"gpuMemoryFraction": 1},
+    ],
+    ids=lambda engine: next(iter(engine)),
+)
+def test_what_the_server_refuses_is_refused_by_name_before_a_pod_starts(engine):
+    with pytest.raises(Exception, match=next(iter(engine))) as refusal:
+        service(engine=engine)
+    assert type(refusal.value).__name__ == "InvalidSpec"
+
+
+def test_the_pods_command_is_one_that_the_server_understands(tmp_path):
+    desired = render(service(), "image")
+    children = {child["kind"]: child for child in desired.children}
+    container = children["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"] == ["paceline-server"]
+    arguments = cli._parser().parse_args(container["args"])
+    folder, name = arguments.config.parent, arguments.config.name
+    assert str(folder) in {mount["mountPath"] for mount in container["volumeMounts"]}
+    parse(yaml.safe_load(children["ConfigMap"]["data"][name]))
+    assert container["ports"][0]["containerPort"] == parse({"engine": {"model_path": "m"}}).gateway.port
+
+
+def test_the_pods_variables_are_ones_that_the_server_reads():
+    deployment = next(
+        child for child in render(service(modelSecretRef={"name": "s"}), "i").children if child["kind"] == "Deployment"
+    )
+    variables = {item["name"] for item in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert {"PACELINE_MODEL_STORE", "HF_TOKEN"} <= variables
+    assert "PACELINE_MODEL_STORE" in inspect.getsource(store)
+
+
+def test_the_servers_own_refusals_are_the_ones_assumed_here():
+    for group, key, value in (("engine", "quantization", "int4"), ("kv_cache", "gpu_memory_fraction", 1)):
+        with pytest.raises(InvalidConfiguration, match=key):
+            parse(
+                {"engine": {"model_path": "m"}}
+                | {group: {"model_path": "m", key: value} if group == "engine" else {key: value}}
+            )

@@ -1,0 +1,123 @@
+"""What is shown while a service starts: each fact once, what goes on now, and when waiting is of no use."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from paceline_operator.cluster import Manifest
+from paceline_operator.local import progress
+from paceline_operator.local.outlook import hopeless
+from paceline_operator.local.progress import Progress
+from paceline_operator.local.state import Phase, Snapshot
+
+URL = "http://127.0.0.1:8000"
+
+
+def condition(kind: str, status: str, reason: str = "", message: str = "") -> Manifest:
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+
+
+def make_pod(name: str = "a", *, ready: bool = False, restarts: int = 0, state: Manifest | None = None) -> Manifest:
+    container = {"name": "server", "restartCount": restarts, "state": state or {"running": {}}, "lastState": {}}
+    conditions = [condition("PodScheduled", "True"), condition("Ready", str(ready))]
+    return {"metadata": {"name": name}, "status": {"conditions": conditions, "containerStatuses": [container]}}
+
+
+def make_snapshot(
+    *conditions: Manifest, pods: tuple[Manifest, ...] = (), generation: int = 1, **phases: Any
+) -> Snapshot:
+    service = {
+        "metadata": {"name": "x", "generation": generation},
+        "spec": {"replicas": 2},
+        "status": {"conditions": list(conditions)},
+    }
+    return Snapshot(1, URL, service, pods, phases)
+
+
+LOADING = Phase("load_weights", 3.2, done=False)
+LOADED = Phase("load_weights", 4.0, done=True)
+
+
+class Terminal(io.StringIO):
+    """A terminal that can move its cursor."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_finished_phase_is_said_once_and_a_running_one_not_at_all_on_a_plain_output() -> None:
+    output = io.StringIO()
+    shown = Progress(output)
+    for phase in (LOADING, LOADED, LOADED):
+        shown.show(make_snapshot(pods=(make_pod(),), a=(phase,)))
+    assert output.getvalue() == "  ✓ load weights           4.0 s\n"
+
+
+def test_a_long_phase_is_mentioned_now_and_then_on_a_plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_HEARTBEAT_SECONDS", -1.0)
+    output = io.StringIO()
+    Progress(output).show(make_snapshot(pods=(make_pod(),), a=(LOADING,)))
+    assert output.getvalue() == "  … load weights           3.2 s\n"
+
+
+def test_on_a_terminal_what_goes_on_is_one_line_that_is_taken_away_before_the_next() -> None:
+    output = Terminal()
+    shown = Progress(output)
+    shown.show(make_snapshot(pods=(make_pod(),), a=(LOADING,)))
+    assert "load weights           3.2 s" in output.getvalue()
+    assert not output.getvalue().endswith("\n")
+    shown.say("next")
+    assert output.getvalue().endswith("\r\x1b[Knext\n")
+
+
+def test_lines_of_several_pods_say_which_pod_they_are_about() -> None:
+    pods = (make_pod("a"), make_pod("b"))
+    lines = [fact.text for fact in progress.facts(make_snapshot(pods=pods, a=(LOADED,), b=(LOADED,)))]
+    assert [line.split()[-1] for line in lines] == ["a", "b"]
+
+
+def test_ready_is_not_said_before_the_phases_of_a_ready_server_have_ended() -> None:
+    ready = condition("Ready", "True", "Serving")
+    pods = (make_pod(ready=True),)
+    assert not [fact for fact in progress.facts(make_snapshot(ready, pods=pods, a=(LOADING,))) if URL in fact.text]
+    assert [fact.text for fact in progress.facts(make_snapshot(ready, pods=pods, a=(LOADED,)))][-1] == f"Ready: {URL}"
+
+
+def test_scaling_and_failures_are_facts_too() -> None:
+    failure = condition("Degraded", "True", "OutOfMemory", "the KV cache does not fit")
+    texts = [fact.text for fact in progress.facts(make_snapshot(failure, generation=2))]
+    assert texts == ["  ✗ OutOfMemory: the KV cache does not fit", "  ⇅ scaling to 2 replicas"]
+
+
+BACKING_OFF = {"waiting": {"reason": "CrashLoopBackOff"}}
+CREATING = {"waiting": {"reason": "ContainerCreating"}}
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "expected"),
+    [
+        (make_snapshot(degraded("Crashed"), pods=(make_pod(),)), None),  # its first restart
+        (make_snapshot(degraded("Crashed"), pods=(make_pod(state=BACKING_OFF),)), "Crashed: m"),
+        (make_snapshot(condition("Degraded", "False"), pods=(make_pod(state=CREATING),)), None),
+        (make_snapshot(degraded("ModelNotFound"), pods=(make_pod(),)), "ModelNotFound: m"),
+        (make_snapshot(degraded("FailedMount"), pods=(make_pod(state=CREATING),)), "FailedMount: m"),
+        (make_snapshot(condition("Ready", "False", "ScaledToZero", "spec.replicas is 0")), "spec.replicas is 0"),
+        (make_snapshot(), None),
+    ],
+)
+def test_waiting_is_given_up_only_where_it_changes_nothing(snapshot: Snapshot, expected: str | None) -> None:
+    assert hopeless(snapshot) == expected
+
+
+def test_a_snapshot_survives_the_disk() -> None:
+    snapshot = make_snapshot(condition("Ready", "True"), pods=(make_pod(),), a=(LOADED, LOADING))
+    assert Snapshot.from_json(snapshot.to_json()) == snapshot
