@@ -136,6 +136,11 @@ class SchedulingConfig(_Group):
         description="Order of those that wait. slo: tiers, fair shares between tenants, earliest deadline; fcfs: first "
         "come, first served; priority: the request's own number; sjf: shortest job first, by prompt and max_tokens.",
     )
+    admission: Literal["none", "timeout", "target"] = Field(
+        "timeout",
+        description="What a request must be able to meet by forecast, else it is refused at once with a Retry-After: "
+        "nothing, its own timeout, or its tier's ttft_ms as well.",
+    )
     max_bypass_ms: float = Field(
         500.0,
         ge=0,

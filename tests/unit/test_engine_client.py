@@ -20,6 +20,7 @@ from paceline_server.errors import (
     EngineUnavailable,
     InvalidRequest,
     ModelNotFound,
+    Overloaded,
 )
 
 LOOP = """
@@ -149,6 +150,15 @@ async def test_a_request_without_time_to_start_is_told_so_and_one_that_ran_keeps
         tokens = [token for output in got for token in output.token_ids]
         assert tokens == expected_tokens((1, 2), len(tokens))
         assert 0 < len(tokens) < 900
+
+
+async def test_a_request_that_would_be_too_late_is_refused_with_a_time_to_retry():
+    async with running_client() as (client, _):
+        await until(lambda: client.status.ready)
+        await collect(client, request("warm", (1,) * 40, 10))
+        with pytest.raises(Overloaded) as refusal:
+            await collect(client, replace(request("hurried"), timeout=1e-4))
+        assert refusal.value.retry_after > 0
 
 
 async def test_the_process_ends_with_its_supervisor():

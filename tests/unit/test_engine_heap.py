@@ -1,6 +1,6 @@
 """The heap under the waiting lines."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_server.engine.heap import LazyHeap
@@ -16,6 +16,7 @@ operations = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(operations)
 def test_it_behaves_as_a_dictionary_that_is_sorted_by_key_and_name(operations):
     heap, model = LazyHeap(), {}

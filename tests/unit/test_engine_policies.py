@@ -192,8 +192,8 @@ def test_slo_counts_as_ahead_the_tiers_above_and_what_the_tenants_are_due():
     fill(line, *(sequence(f"flood{index}", prompt=100, tenant="flood") for index in range(50)))
     fill(line, sequence("b", prompt=100, tier=Tier.BATCH))
     backlog = line.ahead_of(sequence("mine", prompt=100, tenant="me"), 0.0)
-    assert backlog == Backlog(1 + 3 + 3, 100 + 300 + 300), "as much of the flood as of one's own"
-    assert line.ahead_of(sequence("urgent", tier=Tier.INTERACTIVE, tenant="me"), 0.0).requests == 0 + 0
+    assert backlog == Backlog(1 + 3 + 3, 100 + 300 + 300, (Tier.INTERACTIVE,)), "as much of the flood as of one's own"
+    assert line.ahead_of(sequence("urgent", tier=Tier.INTERACTIVE, tenant="x"), 0.0) == Backlog(1, 100)
     assert line.ahead_of(sequence("other", tier=Tier.BATCH, tenant="flood"), 0.0).requests == 54
 
 

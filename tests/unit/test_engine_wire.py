@@ -37,9 +37,10 @@ MESSAGES = [
     Ready(model_info()),
     Failed("ModelNotFound", "no such model"),
     Refused("r", "too long"),
+    Refused("r", "too late", 1.5),
     Step(
         (TokenOutput("r", (1,), FinishReason.STOP, 16, 0.25), TokenOutput("s", (2,))),
-        EngineStats(waiting=3, stage_seconds={"execute": 1.0}),
+        EngineStats(waiting=3, predicted_ttft_seconds={"standard": 0.1}, stage_seconds={"execute": 1.0}),
     ),
 ]
 

@@ -47,6 +47,8 @@ from paceline_server.errors import (
     EngineLost,
     EngineUnavailable,
     InvalidRequest,
+    Overloaded,
+    RequestError,
 )
 
 log = logging.getLogger("paceline.client")
@@ -135,6 +137,7 @@ class EngineClient:
         Raises:
             EngineUnavailable: on entry, where no engine is ready.
             EngineLost: while iterating, where the engine died.
+            Overloaded: while iterating, where the engine says that it would be too late.
             DeadlineExceeded: while iterating, where the request's timeout was over before its first token.
         """
         writer = self._writer
@@ -204,8 +207,8 @@ class EngineClient:
                 log.info("ready after %.1f s: %s", monotonic() - begun, info)
             case Failed():
                 self._failure = message
-            case Refused(request_id, text):
-                self._deliver(request_id, InvalidRequest(text), last=True)
+            case Refused(request_id, text, retry_after):
+                self._deliver(request_id, _refusal(text, retry_after), last=True)
             case _:
                 raise AssertionError(f"the engine sent {type(message).__name__}")
 
@@ -257,6 +260,12 @@ async def _outputs(items: asyncio.Queue[_Item]) -> AsyncIterator[TokenOutput]:
         yield item
         if item.finish is not None:
             return
+
+
+def _refusal(message: str, retry_after: float | None) -> RequestError:
+    if retry_after is None:
+        return InvalidRequest(message)
+    return Overloaded(f"overloaded: {message}", code="deadline", retry_after=retry_after)
 
 
 def _describe_exit(code: int | None) -> str:

@@ -155,6 +155,7 @@ class EngineStats:
         batch_sequences, batch_tokens: what the last step held.
         expirations: requests that ran out of their own time.
         oldest_waiting_seconds: age of the request that has waited longest.
+        predicted_ttft_seconds: forecast for a short request that comes now, by tier; empty while nothing is known.
         stage_seconds: time spent by stage of the step loop (schedule, execute, update).
     """
 
@@ -171,6 +172,7 @@ class EngineStats:
     batch_sequences: int = 0
     batch_tokens: int = 0
     oldest_waiting_seconds: float = 0.0
+    predicted_ttft_seconds: dict[str, float] = field(default_factory=dict)
     stage_seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -203,6 +205,7 @@ class Engine(Protocol):
         Raises:
             EngineUnavailable: on entry, where no engine is ready.
             EngineLost: while iterating, where the engine died.
+            Overloaded: while iterating, where the engine says that it would be too late.
             DeadlineExceeded: while iterating, where the request's timeout was over before its first token.
         """
         ...

@@ -129,7 +129,7 @@ def _apply(message: Message, wire: Wire, core: EngineCore) -> None:
     if isinstance(message, Submit):
         refusal = core.submit(message.request)
         if refusal is not None:
-            wire.send(Refused(message.request.request_id, refusal))
+            wire.send(Refused(message.request.request_id, refusal.message, refusal.retry_after))
     elif isinstance(message, Abort):
         core.abort(message.request_id)
     else:

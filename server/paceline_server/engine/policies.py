@@ -27,3 +27,13 @@ def ttft_targets(tiers: TiersConfig) -> dict[Tier, float]:
         Tier.STANDARD: tiers.standard.ttft_ms / 1e3,
         Tier.BATCH: tiers.batch.ttft_ms / 1e3,
     }
+
+
+def tpot_targets(tiers: TiersConfig) -> dict[Tier, float]:
+    """Seconds per output token that a tier is held to, for those that have a target."""
+    targets = {
+        Tier.INTERACTIVE: tiers.interactive.tpot_ms,
+        Tier.STANDARD: tiers.standard.tpot_ms,
+        Tier.BATCH: tiers.batch.tpot_ms,
+    }
+    return {tier: target / 1e3 for tier, target in targets.items() if target is not None}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline_server.engine.heap import LazyHeap
+from paceline_server.engine.interface import Tier
 from paceline_server.engine.sequence import Sequence
 
 SECONDS_PER_PRIORITY = 10.0
@@ -30,10 +31,12 @@ class Backlog:
     Attributes:
         requests: how many sequences.
         tokens: tokens to compute before each has its next output token, cached prefixes not discounted.
+        overtaken_by: tiers whose newcomers go before as well.
     """
 
     requests: int
     tokens: int
+    overtaken_by: tuple[Tier, ...] = ()
 
 
 class WaitingLine(Protocol):
@@ -74,7 +77,7 @@ class WaitingLine(Protocol):
         ...
 
     def ahead_of(self, sequence: Sequence, now: float) -> Backlog:
-        """What would go before a sequence if it were pushed now and nobody came after it."""
+        """What would go before a sequence if it were pushed now."""
         ...
 
 

@@ -24,6 +24,7 @@ from paceline_server.engine.blocks import BlockManager
 from paceline_server.engine.fairness import BLOCK_STEP_COST, INPUT_COST, OUTPUT_COST
 from paceline_server.engine.heap import LazyHeap
 from paceline_server.engine.interface import FinishReason, TokenOutput
+from paceline_server.engine.pacing import Pacer
 from paceline_server.engine.queue import WaitingLine
 from paceline_server.engine.sequence import Sequence
 
@@ -68,13 +69,17 @@ class Scheduler:
 
     Args:
         waiting: an empty line; its class is the policy.
+        pacer: sizes the prefill of a step; None leaves it the whole budget.
     """
 
-    def __init__(self, limits: SchedulerLimits, blocks: BlockManager, waiting: WaitingLine) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, blocks: BlockManager, waiting: WaitingLine, pacer: Pacer | None = None
+    ) -> None:
         assert limits.max_tokens_in_batch >= limits.max_batch_size
         self.limits = limits
         self.blocks = blocks
         self.waiting = waiting
+        self._pacer = pacer
         self.running: list[Sequence] = []  # in order of admission: the last one is preempted first
         self.totals = SchedulerTotals()
         self._expiring: LazyHeap[float, Sequence] = LazyHeap()  # sequences with a timeout, by when it is over
@@ -118,7 +123,7 @@ class Scheduler:
             now: the engine's clock in seconds; stamps the first scheduling of a sequence.
         """
         plan = self._decodes(now)
-        budget = self.limits.max_tokens_in_batch - len(plan)
+        budget = self._prefill_budget(plan)
         budget -= self._prefills(plan, budget)
         self._admit(plan, budget, now)
         for item in plan:
@@ -153,6 +158,10 @@ class Scheduler:
             self.running = [sequence for sequence in self.running if sequence.request_id not in finished]
         return outputs
 
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Tokens of a waiting or new sequence that the prefix cache would bring now."""
+        return len(self._cached_prefix(sequence)) * self.blocks.block_size
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks and sequences agree. For tests, after every step."""
         self.blocks.check_integrity(sequence.block_table for sequence in self.running)
@@ -179,6 +188,13 @@ class Scheduler:
                 return False
         sequence.block_table += self.blocks.allocate(needed)
         return True
+
+    def _prefill_budget(self, decodes: list[Scheduled]) -> int:
+        budget = self.limits.max_tokens_in_batch - len(decodes)
+        if self._pacer is None or not decodes or (len(decodes) == len(self.running) and not self.waiting):
+            return budget
+        position = next((one.num_computed for one in self.running if one.remaining > 1), 0)
+        return self._pacer.prefill_tokens((item.sequence for item in decodes), position, budget)
 
     def _prefills(self, plan: list[Scheduled], budget: int) -> int:
         """Continue prefills under way, oldest first; returns the tokens given out.

@@ -95,12 +95,16 @@ class SloLine:
         self._counters.charge(sequence.request.tenant, cost, sequence.request.weight)
 
     def ahead_of(self, sequence: Sequence, now: float) -> Backlog:
-        """What would go before a sequence if it were pushed now and nobody came after it: O(tenants)."""
+        """What would go before a sequence if it were pushed now, newcomers of its own tier not counted: O(tenants)."""
         self._promote(now)
         rank = self._rank(sequence, now)
         parts = [tier.all() for tier in self._tiers[:rank]]
         parts.append(self._tiers[rank].ahead_of(sequence))
-        return Backlog(sum(part.requests for part in parts), sum(part.tokens for part in parts))
+        return Backlog(
+            requests=sum(part.requests for part in parts),
+            tokens=sum(part.tokens for part in parts),
+            overtaken_by=_TIERS[:rank],
+        )
 
     def _add(self, sequence: Sequence, now: float, *, lift: bool) -> None:
         rank = self._rank(sequence, now)

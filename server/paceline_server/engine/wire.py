@@ -71,10 +71,11 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Engine to gateway: a request that can never run."""
+    """Engine to gateway: a request that is not taken: now (`retry_after` in seconds), or never (None)."""
 
     request_id: str
     message: str
+    retry_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
