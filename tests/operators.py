@@ -45,11 +45,12 @@ class OperatorProcess:
             "health_port": self._health_port,
         }
         self.process = Process("operator", [sys.executable, "-c", PROGRAM, json.dumps(known | settings)], log)
-        self.process.wait_until(self.healthy, seconds=30)
+        self.process.wait_until(self.answers, seconds=60)
 
-    def healthy(self) -> bool:
-        """Whether the liveness probe would pass."""
-        return http_ok(f"http://127.0.0.1:{self._health_port}/healthz")
+    def answers(self) -> bool:
+        """Whether both ports answer and the liveness probe would pass."""
+        ports = (self._health_port, "healthz"), (self._metrics_port, "metrics")
+        return all(http_ok(f"http://127.0.0.1:{port}/{path}") for port, path in ports)
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""

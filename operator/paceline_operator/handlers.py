@@ -17,6 +17,7 @@ import kopf
 
 from paceline_operator import names
 from paceline_operator.cluster import Key
+from paceline_operator.errors import ClusterUnavailable
 from paceline_operator.kube import Credentials
 
 # kopf logs every event that it hands over; what we do about them is ours to log.
@@ -43,8 +44,9 @@ async def watch(
 ) -> None:
     """Watch services, their children and their pods until cancelled, and name the service that each event concerns.
 
-    Raises what kopf cannot recover from. kopf gets a thread and an event loop of its own: it takes over the signals of
-    the main thread, and at its end it cancels every task of its loop that it did not find there at its start.
+    Raises what kopf cannot recover from, or ClusterUnavailable should it end by itself. kopf gets a thread and an event
+    loop of its own: it takes over the signals of the main thread, and at its end it cancels every task of its loop that
+    it did not find there at its start.
     """
     loop = asyncio.get_running_loop()
     stop = threading.Event()
@@ -57,6 +59,7 @@ async def watch(
     )
     try:
         await asyncio.shield(watching)
+        raise ClusterUnavailable("the watches have ended by themselves")
     finally:
         stop.set()
         await asyncio.gather(watching, return_exceptions=True)

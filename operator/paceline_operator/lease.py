@@ -20,7 +20,13 @@ from paceline_operator.kube import KubeClient
 
 logger = logging.getLogger(__name__)
 
-_RENEWALS: Final = 3  # renewals within the lease's duration: two may fail
+# Parts of the lease's duration. After a third it is renewed; a request that hangs is given up after a sixth and
+# repeated; at two thirds we give up, so that even a request that hangs just then ends before others may take us for
+# silent.
+_RENEW: Final = 1 / 3
+_GIVE_UP_REQUEST: Final = 1 / 6
+_REPEAT: Final = 1 / 12
+_GIVE_UP: Final = 2 / 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,11 @@ class _Sighting:
 
 
 class Lease:
-    """One Lease object, seen by one candidate."""
+    """One Lease object, seen by one candidate.
+
+    client: for the lease alone, so that its renewal neither waits for the connections of other work nor tries one after
+    the other of them where all were cut without a word.
+    """
 
     def __init__(
         self,
@@ -62,41 +72,43 @@ class Lease:
         while True:
             if await self._try():
                 break
-            await asyncio.sleep(self._seconds / _RENEWALS / 2)
+            await asyncio.sleep(self._seconds * _GIVE_UP_REQUEST)
         logger.info("lease %s acquired by %s", self._metadata["name"], self._identity)
 
     async def keep(self) -> None:
         """Renew for ever. Raises LeaseLost when somebody else has it, or before others may take ours for silent."""
+        pause = _RENEW
         while True:
-            await asyncio.sleep(self._seconds / _RENEWALS)
-            if await self._try():
-                continue
+            await asyncio.sleep(self._seconds * pause)
+            pause = _RENEW if await self._try() else _REPEAT
             if self._sighting.holder != self._identity:
                 raise LeaseLost(f"the lease was taken by {self._sighting.holder}")
-            if self._clock() - self._renewed > self._seconds * (_RENEWALS - 1) / _RENEWALS:
+            if self._clock() - self._renewed > self._seconds * _GIVE_UP:
                 raise LeaseLost(f"the lease could not be renewed for {self._clock() - self._renewed:.0f} s")
 
     async def release(self) -> None:
         """Let the next candidate have it at once. Never raises: without it they wait for the lease's duration."""
         try:
-            lease = await self._client.read_object(self._path)
-            if lease and _holder(lease) == self._identity:
-                await self._write(lease, holder="")
-        except PacelineError as error:
-            logger.warning("lease not released: %s", error)
+            async with asyncio.timeout(self._seconds * _GIVE_UP_REQUEST):
+                lease = await self._client.read_object(self._path)
+                if lease and _holder(lease) == self._identity:
+                    await self._write(lease, holder="")
+        except (PacelineError, TimeoutError) as error:
+            logger.warning("lease not released: %r", error)
 
     async def _try(self) -> bool:
         """Take or renew the lease if it is ours, free or silent. False when it is not, or nobody can tell."""
         started = self._clock()
         try:
-            lease = await self._client.read_object(self._path)
-            if lease and not self._may_take(lease):
-                return False
-            await self._write(lease, self._identity)
+            async with asyncio.timeout(self._seconds * _GIVE_UP_REQUEST):
+                lease = await self._client.read_object(self._path)
+                if lease and not self._may_take(lease):
+                    return False
+                await self._write(lease, self._identity)
         except StaleObservation:
             return False
-        except ClusterUnavailable as error:
-            logger.warning("lease: %s", error)
+        except (ClusterUnavailable, TimeoutError) as error:
+            logger.warning("lease not reached: %r", error)
             return False
         # From before the request: it may have been written long before we heard of it.
         self._renewed = started

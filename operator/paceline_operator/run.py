@@ -48,8 +48,9 @@ def run_operator(settings: OperatorSettings) -> int:
 
 async def _run(settings: OperatorSettings) -> None:
     stop = _stop_signal()
-    async with await KubeClient.connect(settings.kubeconfig) as client:
-        operator = _Operator(client, settings)
+    kubeconfig = settings.kubeconfig
+    async with await KubeClient.connect(kubeconfig) as client, await KubeClient.connect(kubeconfig) as for_lease:
+        operator = _Operator(client, for_lease, settings)
         async with operator.serving():
             if not await _until(stop, operator.lease.acquire()):
                 return
@@ -64,14 +65,14 @@ async def _run(settings: OperatorSettings) -> None:
 class _Operator:
     """The parts that live as long as the process."""
 
-    def __init__(self, client: KubeClient, settings: OperatorSettings) -> None:
+    def __init__(self, client: KubeClient, for_lease: KubeClient, settings: OperatorSettings) -> None:
         self._client = client
         self._settings = settings
         self._crd = CrdWatch(client)
         self._resync = Resync(client, settings.namespaces, settings.resync_seconds)
         identity = settings.identity or f"{socket.gethostname()}-{os.getpid()}"
         self.lease = Lease(
-            client, settings.lease_namespace, settings.lease_name, identity, seconds=settings.lease_seconds
+            for_lease, settings.lease_namespace, settings.lease_name, identity, seconds=settings.lease_seconds
         )
 
     def serving(self) -> AbstractAsyncContextManager[None]:

@@ -59,19 +59,18 @@ class EngineSpec(_Section):
 
     max_model_len: Count | None = None  # tokens
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
-    quantization: str | None = None
     attention_backend: Literal["auto", "reference"] | None = None
     threads: Count | None = None
-    tensor_parallel_size: Count | None = None
-    pipeline_parallel_size: Count | None = None
+    tensor_parallel_size: Literal[1] | None = None  # more is not supported yet, nor are other values of those below
+    pipeline_parallel_size: Literal[1] | None = None
     max_batch_size: Count | None = None  # sequences
     max_tokens_in_batch: Count | None = None  # tokens per step
-    max_queue_delay_us: Annotated[int, Field(ge=0)] | None = None  # microseconds
-    enable_continuous_batching: bool | None = None
-    gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_queue_delay_us: Literal[0] | None = None  # microseconds
+    enable_continuous_batching: Literal[True] | None = None
+    gpu_memory_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     cpu_memory_gb: Annotated[float, Field(gt=0)] | None = None  # gigabytes
     block_size_tokens: Count | None = None  # tokens
-    swap_space_gb: Annotated[float, Field(ge=0)] | None = None  # gigabytes
+    swap_space_gb: Literal[0] | None = None  # gigabytes
     prefix_caching: bool | None = None
     worker_threads: Count | None = None
     max_body_bytes: Count | None = None  # bytes

@@ -73,9 +73,6 @@ def test_the_smallest_service_renders_a_configuration_that_the_server_takes():
 
 @pytest.mark.parametrize("name", sorted(EngineSpec.model_fields))
 def test_every_engine_setting_of_a_service_reaches_the_servers_key_of_the_same_name(name):
-    if name not in EXAMPLES:
-        assert name == "quantization", "a new setting needs an example here"
-        pytest.skip("the server supports no quantization yet: the field is refused by name")
     config = parse(engine_config(service(engine={camel(name): EXAMPLES[name]})))
     assert lookup(config, (*ENGINE_GROUPS[name], name)) == EXAMPLES[name]
 
@@ -89,9 +86,10 @@ def test_every_setting_of_the_server_is_a_setting_of_the_service_or_set_by_the_o
         ("engine", "served_model_names"),
         ("engine", "device"),
     }
+    not_yet = {("engine", "quantization")}  # the server takes only null
     offered = {(*group, name) for name, group in ENGINE_GROUPS.items()}
     settings = {path for path in settings_of(ServerConfig) if path[0] != "scheduling"}  # no field of a service yet
-    assert settings == offered | by_the_operator
+    assert settings == offered | by_the_operator | not_yet
 
 
 @pytest.mark.parametrize(

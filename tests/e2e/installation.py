@@ -23,6 +23,7 @@ from e2e.evidence import evidence
 CHART = SOURCE_TREE / "helm" / "paceline"
 RELEASE = "paceline"
 CRD = "llmservices.paceline.dev"
+CRD_API = "v1alpha1.paceline.dev"  # the API server makes it for the CRD
 METRICS_API = "v1beta2.custom.metrics.k8s.io"
 OPERATOR_IMAGE, SERVER_IMAGE = "PACELINE_TEST_OPERATOR_IMAGE", "PACELINE_TEST_SERVER_IMAGE"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from cluster.seam import Cluster
 SAMPLE = SOURCE_TREE / "manifests" / "samples" / "smollm2.yaml"
 CLIENT = Path(__file__).with_name("openai_client.py")
 PORT = 8000
+ANSWER_SECONDS = 600  # for two cores that have other work too
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,35 +77,42 @@ class LiveService:
 
     def ask(self, *requests: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Send chat requests through the Service with the official client; returns its answers."""
-        with self.asking(*requests) as answers:
-            return answers()
+        with self.asking(*requests) as questions:
+            return questions.answers()
 
     @contextlib.contextmanager
-    def asking(
-        self, *requests: Mapping[str, Any], url: str | None = None
-    ) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-        """Send chat requests in the background; what is yielded waits for the answers and returns them.
-
-        `url` is for a single pod; without it requests go through the Service.
-        """
-        reach = contextlib.nullcontext(url) if url else self.cluster.reach(self.namespace, self.name, PORT)
-        with reach as base, self.cluster.start_inside(sys.executable, str(CLIENT)) as client:
-            order = {"url": base, "requests": [{"model": self.name, **request} for request in requests]}
+    def asking(self, *requests: Mapping[str, Any], pod: Mapping[str, Any] | None = None) -> Iterator[Questions]:
+        """Send chat requests in the background: through the Service, or to one of its pods."""
+        own_url = f"http://{pod['status']['podIP']}:{PORT}" if pod else None
+        reach = contextlib.nullcontext(own_url) if own_url else self.cluster.reach(self.namespace, self.name, PORT)
+        with reach as url, self.cluster.start_inside(sys.executable, str(CLIENT)) as client:
+            order = {"url": url, "requests": [{"model": self.name, **request} for request in requests]}
             assert client.stdin is not None
             client.stdin.write(json.dumps(order))
             client.stdin.close()
             client.stdin = None  # communicate() must not touch it again
-
-            def answers() -> list[dict[str, Any]]:
-                said, complaint = client.communicate(timeout=300)
-                assert client.returncode == 0, complaint
-                parsed: list[dict[str, Any]] = json.loads(said)
-                return parsed
-
             try:
-                yield answers
+                yield Questions(client)
             finally:
                 client.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """Requests that a client has sent."""
+
+    client: subprocess.Popen[str]
+
+    def all_answered(self) -> bool:
+        """Whether the last answer is complete."""
+        return self.client.poll() is not None
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Wait for all answers and return them, in the order of the requests, as `openai_client` prints them."""
+        said, complaint = self.client.communicate(timeout=ANSWER_SECONDS)
+        assert self.client.returncode == 0, complaint
+        parsed: list[dict[str, Any]] = json.loads(said)
+        return parsed
 
 
 def merged(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,6 +134,14 @@ def eventually(look: Callable[[], Any], seconds: float) -> Any:
     deadline = time.monotonic() + seconds
     while not (seen := look()):
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s; last seen: {seen!r}"
+        time.sleep(0.5)
+    return seen
+
+
+def settled(look: Callable[[], object], expected: object, seconds: float) -> object:
+    """Return what `look` returns once it is `expected`, or what it is after `seconds`, for the caller to compare."""
+    deadline = time.monotonic() + seconds
+    while (seen := look()) != expected and time.monotonic() < deadline:
         time.sleep(0.5)
     return seen
 

@@ -20,7 +20,7 @@ Answer = dict[str, Any]
 async def main() -> None:
     """Answer on standard output; the exit code is 0 whatever the server said."""
     order = json.load(sys.stdin)
-    async with AsyncOpenAI(base_url=f"{order['url']}/v1", api_key="none", max_retries=0, timeout=300) as client:
+    async with AsyncOpenAI(base_url=f"{order['url']}/v1", api_key="none", max_retries=0, timeout=600) as client:
         answers = await asyncio.gather(*(ask(client, request) for request in order["requests"]))
     json.dump(answers, sys.stdout)
 

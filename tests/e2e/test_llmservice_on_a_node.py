@@ -11,17 +11,13 @@ from typing import Any
 import pytest
 from cluster.seam import Cluster
 from e2e.installation import Images
-from e2e.live_service import PORT, LiveService, eventually, everything
+from e2e.live_service import PORT, LiveService, eventually, everything, settled
 
 pytestmark = pytest.mark.timeout(600)
 
 TARGET = 4  # requests a replica, above which a second one starts
-LONG = {
-    "messages": [{"role": "user", "content": "Tell me a very long story about a lighthouse."}],
-    "stream": True,
-    "temperature": 0,
-    "extra_body": {"ignore_eos": True},
-}
+WAVE_TOKENS = 300  # each; long enough for a second pod to start meanwhile
+LAST_TOKENS = 500  # in either pod; long enough for the HPA to see that the wave is over
 ONE_OR_TWO = {
     "engine": {"threads": 1, "maxModelLen": 4096, "cpuMemoryGb": 1.0},
     "autoscaling": {
@@ -30,7 +26,7 @@ ONE_OR_TWO = {
         "targetQueueDepth": TARGET,
         "scaleDownStabilizationSeconds": 5,
     },
-    "drainSeconds": 240,
+    "drainSeconds": 600,
 }
 
 
@@ -74,27 +70,29 @@ def test_the_official_client_is_answered_through_the_service(smollm2: LiveServic
     assert (answer["pieces"] > 1) is stream
 
 
+@pytest.mark.timeout(1200)
 def test_queue_depth_scales_to_two_replicas_and_back_without_cutting_a_stream(smollm2: LiveService) -> None:
-    """Eight long requests start a second pod, which goes again with a stream still running in it."""
-    wave = [{**LONG, "max_tokens": 700}] * 8
+    """Eight long requests start a second pod; when they end, a pod goes, and not before its own last stream is done."""
     with contextlib.ExitStack() as stack:
-        first_answers = stack.enter_context(smollm2.asking(*wave))
-        shown = eventually(lambda: queue_depth_shown(smollm2), 60)
-        assert shown > TARGET
-        smollm2.wait("jsonpath={.status.readyReplicas}=2", 180)
+        wave = stack.enter_context(smollm2.asking(*[long_request(WAVE_TOKENS)] * 8))
+        eventually(lambda: queue_depth_shown(smollm2) >= TARGET, 60)  # 8 in one pod, or 4 in each of two
+        smollm2.wait("jsonpath={.status.readyReplicas}=2", 300)
 
-        newest = smollm2.pods()[-1]
-        own_url = f"http://{newest['status']['podIP']}:{PORT}"
-        last_answer = stack.enter_context(smollm2.asking({**LONG, "max_tokens": 2500}, url=own_url))
-        answers = first_answers()
-        smollm2.wait("jsonpath={.spec.replicas}=1", 120)
-        eventually(lambda: terminating(smollm2, newest["metadata"]["name"]), 60)
-        answers += last_answer()
+        last = {
+            pod["metadata"]["name"]: stack.enter_context(smollm2.asking(long_request(LAST_TOKENS), pod=pod))
+            for pod in smollm2.pods()
+        }
+        assert len(last) == 2
+        answers = wave.answers()
+        (going,) = eventually(lambda: terminating(smollm2), 120)
+        assert not last[going].all_answered(), "the stream was over before its pod had to go: ask for more tokens"
+        for stream in last.values():
+            answers += stream.answers()
     smollm2.wait("jsonpath={.status.replicas}=1", 60)
 
-    assert [answer["error"] for answer in answers] == [None] * 9
-    assert [answer["finish_reason"] for answer in answers] == ["length"] * 9
-    assert [answer["tokens"] for answer in answers] == [700] * 8 + [2500]
+    assert [answer["error"] for answer in answers] == [None] * 10
+    assert [answer["finish_reason"] for answer in answers] == ["length"] * 10
+    assert [answer["tokens"] for answer in answers] == [WAVE_TOKENS] * 8 + [LAST_TOKENS] * 2
 
 
 def test_deleting_an_llmservice_leaves_none_of_its_children(paceline: Cluster, images: Images, namespace: str) -> None:
@@ -105,7 +103,7 @@ def test_deleting_an_llmservice_leaves_none_of_its_children(paceline: Cluster, i
     children = {one.split()[0] for one in everything(paceline) - before}
     assert children >= {"Deployment", "Service", "ConfigMap", "HorizontalPodAutoscaler", "Pod"}
     service.kubectl("delete", f"llm/{service.name}", "--timeout=60s")
-    eventually(lambda: everything(paceline) <= before, 60)
+    assert settled(lambda: everything(paceline) - before, set(), 60) == set()
 
 
 def test_deleting_the_namespace_does_not_hang(paceline: Cluster, images: Images, namespace: str) -> None:
@@ -131,15 +129,25 @@ def startup_phases(service: LiveService) -> dict[str, float]:
     return {phase: float(seconds) for phase, seconds in found}
 
 
-def queue_depth_shown(service: LiveService) -> float | None:
-    """The queue depth a replica that `kubectl get hpa` prints, when it is above zero."""
+def queue_depth_shown(service: LiveService) -> float:
+    """The queue depth of a replica that `kubectl get hpa` prints; 0 while it prints none."""
     line = service.kubectl("get", "hpa", service.name, "--no-headers")
     shown = re.search(rf"(\d+)(m?)/{TARGET} \(avg\)", line)
-    if not shown:
-        return None
-    return int(shown[1]) / (1000 if shown[2] else 1)
+    return int(shown[1]) / (1000 if shown[2] else 1) if shown else 0.0
 
 
-def terminating(service: LiveService, pod: str) -> bool:
-    """Whether this pod is on its way out."""
-    return any(one["metadata"]["name"] == pod and "deletionTimestamp" in one["metadata"] for one in service.pods())
+def terminating(service: LiveService) -> list[str]:
+    """The names of the pods that are on their way out."""
+    return [pod["metadata"]["name"] for pod in service.pods() if "deletionTimestamp" in pod["metadata"]]
+
+
+def long_request(tokens: int) -> dict[str, Any]:
+    """A streamed request that ends after exactly so many tokens."""
+    question = {"role": "user", "content": "Tell me a long story about a lighthouse."}
+    return {
+        "messages": [question],
+        "stream": True,
+        "temperature": 0,
+        "max_tokens": tokens,
+        "extra_body": {"ignore_eos": True},
+    }

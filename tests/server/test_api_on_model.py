@@ -85,7 +85,7 @@ def running(model: Path, folder: Path) -> Iterator[RunningServer]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     config = {
-        "gateway": {"host": "127.0.0.1", "port": port, "drain_seconds": 30},
+        "gateway": {"host": "127.0.0.1", "port": port, "drain_seconds": 300},
         "engine": {
             "model_path": str(model),
             "served_model_names": ["smollm2"],
@@ -137,7 +137,7 @@ def test_the_model_answers_the_same_streamed_and_whole(server: RunningServer) ->
 
 
 def test_characters_of_many_tokens_are_whole_at_every_length(server: RunningServer) -> None:
-    for limit in range(1, 25, 3):
+    for limit in range(1, 25, 5):
         fields: dict[str, Any] = {"model": "smollm2", "messages": EMOJI, "temperature": 0, "max_tokens": limit}
         whole = server.client.chat.completions.create(**fields).choices[0].message.content
         chunks = [
@@ -177,7 +177,7 @@ def test_a_seed_gives_the_same_text_in_any_company(server: RunningServer) -> Non
 
     def text(seed: int | None) -> str:
         status, answer = server.post(
-            "/v1/completions", prompt="Once upon a time", temperature=1.0, max_tokens=24, ignore_eos=True, seed=seed
+            "/v1/completions", prompt="Once upon a time", temperature=1.0, max_tokens=12, ignore_eos=True, seed=seed
         )
         assert status == 200
         found: str = answer["choices"][0]["text"]
@@ -226,11 +226,11 @@ def test_an_engine_killed_in_mid_stream_ends_it_with_an_error_and_comes_back(ser
 def test_sigterm_finishes_the_stream_refuses_others_and_exits_with_0(smollm2_model: Path, tmp_path: Path) -> None:
     with running(smollm2_model, tmp_path) as server:
         stream = server.client.completions.create(
-            model="smollm2", prompt="Once", max_tokens=LIMIT - 10, stream=True, extra_body={"ignore_eos": True}
+            model="smollm2", prompt="Once", max_tokens=40, stream=True, extra_body={"ignore_eos": True}
         )
         next(iter(stream))
         server.process.send_signal(signal.SIGTERM)
         server.wait(lambda: not server.ready(), 5)
         assert server.post("/v1/completions", prompt="x")[0] == 503
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
-        assert server.process.wait(timeout=15) == 0
+        assert server.process.wait(timeout=60) == 0

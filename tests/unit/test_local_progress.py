@@ -17,13 +17,12 @@ URL = "http://127.0.0.1:8000"
 
 
 def condition(kind: str, status: str, reason: str = "", message: str = "") -> Manifest:
-    return {
-        "type": kind,
-        "status": status,
-        "reason": reason,
-        "message": message,
-        "lastTransitionTime": "2026-01-01T00:00:00Z",
-    }
+    said = {"reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    return {"type": kind, "status": status, **said}
+
+
+def degraded(reason: str) -> Manifest:
+    return condition("Degraded", "True", reason, "m")
 
 
 def make_pod(name: str = "a", *, ready: bool = False, restarts: int = 0, state: Manifest | None = None) -> Manifest:

@@ -21,6 +21,7 @@ class FakeLeases:
     def __init__(self, lease: Manifest | None = None) -> None:
         self.lease = lease
         self.away = False
+        self.hangs = False
         self._version = 0
 
     @property
@@ -34,6 +35,8 @@ class FakeLeases:
         """The stored lease."""
         if self.away:
             raise ClusterUnavailable("away")
+        if self.hangs:
+            await asyncio.Event().wait()
         return copy.deepcopy(self.lease)
 
     async def create_object(self, path: str, manifest: Manifest) -> Manifest:
@@ -152,6 +155,29 @@ async def test_keeping_ends_before_others_may_take_us_for_silent(
     with pytest.raises(LeaseLost, match="could not be renewed"):
         await one.lease.keep()
     assert one.now - renewed <= SECONDS
+
+
+async def test_a_request_that_hangs_does_not_keep_us_acting(leases: FakeLeases) -> None:
+    """A connection that was cut without a word: given up in time, on the real clock."""
+    lease = Lease(leases, "ns", "lease", "one", seconds=0.5)  # type: ignore[arg-type]
+    await lease.acquire()
+    leases.hangs = True
+    with pytest.raises(LeaseLost, match="could not be renewed"):
+        async with asyncio.timeout(0.5):
+            await lease.keep()
+
+
+async def test_one_request_that_hangs_loses_nothing(leases: FakeLeases) -> None:
+    """The next one goes over a new connection."""
+    lease = Lease(leases, "ns", "lease", "one", seconds=0.5)  # type: ignore[arg-type]
+    await lease.acquire()
+    leases.hangs = True
+    keeping = asyncio.create_task(lease.keep())
+    await asyncio.sleep(0.2)
+    leases.hangs = False
+    done, _ = await asyncio.wait({keeping}, timeout=0.6)
+    assert not done
+    keeping.cancel()
 
 
 async def pass_time(candidate: Candidate, seconds: float) -> None:

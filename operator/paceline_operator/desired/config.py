@@ -22,7 +22,6 @@ ENGINE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "max_model_len": ("engine",),
         "dtype": ("engine",),
-        "quantization": ("engine",),
         "attention_backend": ("engine",),
         "threads": ("engine",),
         "tensor_parallel_size": ("engine",),

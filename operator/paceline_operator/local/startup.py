@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -17,7 +18,7 @@ from paceline_operator.cluster import Manifest
 from paceline_operator.local import pod as pods_
 from paceline_operator.local.state import Phase
 from paceline_operator.local.store import Store
-from paceline_operator.pods import is_running
+from paceline_operator.pods import is_ready, is_running
 
 _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 2.0
@@ -46,6 +47,10 @@ class _Start:
         if begun != self.current:
             self.current, self.since = begun, now
 
+    def finish(self, now: float) -> None:
+        """The server is ready, whatever it says of its phases."""
+        self.finished, self.current = tuple(replace(phase, done=True) for phase in self.phases(now)), None
+
     def phases(self, now: float) -> tuple[Phase, ...]:
         """All phases as of now."""
         if self.current is None:
@@ -67,7 +72,7 @@ class StartupWatch:
         return {pod: start.phases(now) for (pod, _), start in sorted(self._starts.items())}
 
     async def run(self) -> None:
-        """Ask servers that start, until cancelled."""
+        """Ask servers that start, until cancelled. One that does not answer does not listen yet, or ends just now."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS)) as session:
             while True:
                 pods = {pod["metadata"]["name"]: pod for pod in self._store.list("Pod")}
@@ -85,4 +90,5 @@ class StartupWatch:
             async with session.get(url) as answer:
                 start.take(await answer.json(), self._clock())
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError):
-            return  # it does not listen yet, or ends just now
+            if is_ready(pod):
+                start.finish(self._clock())

@@ -8,7 +8,8 @@ run it by an overlay. The fake is steered by its environment, which the overlay 
     FAKE_TOKENS          how many tokens an answer has
     FAKE_FAILURE         the last words of a server that fails before it is ready, `Reason: message`
 
-A model of the name `missing` does not exist. POST /fake/hang makes the fake stop answering its probes.
+A model of the name `missing` does not exist. POST /fake/hang makes the fake stop answering its probes. Its HTTP is the
+little that our clients need, by hand: it starts in a tenth of a second, and tests start it dozens of times.
 """
 
 from __future__ import annotations
@@ -21,9 +22,6 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
-
-import yaml
-from aiohttp import web
 
 from paceline_operator import names
 from paceline_operator.cluster import Manifest
@@ -57,92 +55,102 @@ class FakeServer:
     """The state of the fake: how far it has started, what runs, whether it drains or hangs."""
 
     def __init__(self) -> None:
-        self.phases: list[dict[str, Any]] = []
-        self.ready = False
-        self.draining = False
-        self.hanging = False
-        self.running = 0
-        self.served = 0
-        self.idle = asyncio.Event()
-        self.idle.set()
-
-    def app(self) -> web.Application:
-        """The HTTP side of the contract."""
-        app = web.Application()
-        app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/fake/hang", self._hang)
-        return app
+        self._phases: list[dict[str, Any]] = []
+        self._ready = False
+        self._draining = False
+        self._hanging = False
+        self._served = 0
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     async def start(self, phase_seconds: float) -> None:
         """Go through the phases."""
         for name in PHASES:
             phase: dict[str, Any] = {"name": name, "seconds": None}
-            self.phases.append(phase)
+            self._phases.append(phase)
             await asyncio.sleep(phase_seconds)
             phase["seconds"] = phase_seconds
-        self.ready = True
+        self._ready = True
 
-    async def _readyz(self, _: web.Request) -> web.Response:
-        ready = self.ready and not self.draining
-        reason = "Draining" if self.draining else "Ready" if ready else "Loading"
-        phase = self.phases[-1]["name"] if self.phases else PHASES[0]
-        body = {"ready": ready, "phase": phase, "phases": self.phases, "reason": reason, "message": reason}
-        return web.json_response(body, status=200 if ready else 503)
+    async def drain(self) -> None:
+        """Refuse what comes and wait for the end of what runs."""
+        self._draining = True
+        await self._idle.wait()
 
-    async def _healthz(self, _: web.Request) -> web.Response:
-        return web.Response(status=503 if self.hanging else 200)
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection: one request."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        path = head.split()[1]
+        lengths = [line.split(":")[1] for line in head.lower().splitlines() if line.startswith("content-length:")]
+        body = await reader.readexactly(int(lengths[0])) if lengths else b""
+        if path == "/v1/chat/completions" and not self._draining:
+            await self._chat(writer, json.loads(body))
+        else:
+            status, text = self._reply(path)
+            writer.write(
+                _head(status, "Content-Type: application/json", f"Content-Length: {len(text)}") + text.encode()
+            )
+        await writer.drain()
+        writer.close()
 
-    async def _hang(self, _: web.Request) -> web.Response:
-        self.hanging = True
-        return web.Response()
+    def _reply(self, path: str) -> tuple[int, str]:
+        match path:
+            case "/readyz":
+                ready = self._ready and not self._draining
+                reason = "Draining" if self._draining else "Ready" if ready else "Loading"
+                return (200 if ready else 503), json.dumps({"ready": ready, "phases": self._phases, "reason": reason})
+            case "/healthz":
+                return (503 if self._hanging else 200), ""
+            case "/metrics":
+                return 200, self._metrics()
+            case "/fake/hang":
+                self._hanging = True
+                return 200, ""
+        return 503, json.dumps({"error": {"message": "draining"}})
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        lines = [
-            "# TYPE paceline_requests_waiting gauge",
-            "paceline_requests_waiting 0",
-            "# TYPE paceline_requests_running gauge",
-            f"paceline_requests_running {self.running}",
-            "# TYPE paceline_ttft_seconds histogram",
-            f'paceline_ttft_seconds_bucket{{le="0.1"}} {self.served}',
-            f'paceline_ttft_seconds_bucket{{le="+Inf"}} {self.served}',
-            f"paceline_ttft_seconds_sum {self.served * 0.05}",
-            f"paceline_ttft_seconds_count {self.served}",
-        ]
-        return web.Response(text="\n".join(lines) + "\n")
+    def _metrics(self) -> str:
+        return (
+            "# TYPE paceline_requests_waiting gauge\n"
+            "paceline_requests_waiting 0\n"
+            "# TYPE paceline_requests_running gauge\n"
+            f"paceline_requests_running {self._running}\n"
+            "# TYPE paceline_ttft_seconds histogram\n"
+            f'paceline_ttft_seconds_bucket{{le="0.1"}} {self._served}\n'
+            f'paceline_ttft_seconds_bucket{{le="+Inf"}} {self._served}\n'
+            f"paceline_ttft_seconds_sum {self._served * 0.05}\n"
+            f"paceline_ttft_seconds_count {self._served}\n"
+        )
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        if self.draining:
-            error = {"message": "draining", "type": "overloaded_error", "param": None, "code": None}
-            return web.json_response({"error": error}, status=503, headers={"Retry-After": "1"})
-        body = await request.json()
-        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await answer.prepare(request)
-        self.running += 1
-        self.idle.clear()
+    async def _chat(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+        self._running += 1
+        self._idle.clear()
         try:
-            await self._stream(answer, min(int(body["max_tokens"]), int(os.environ["FAKE_TOKENS"])))
+            writer.write(_head(200, "Content-Type: text/event-stream"))
+            tokens = min(int(body["max_tokens"]), int(os.environ["FAKE_TOKENS"]))
+            for index in range(tokens):
+                await asyncio.sleep(float(os.environ["FAKE_TOKEN_SECONDS"]))
+                self._served += index == 0
+                await _send(writer, {"choices": [{"index": 0, "delta": {"content": WORDS[index % len(WORDS)]}}]})
+            await _send(writer, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+            await _send(writer, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": tokens}})
+            writer.write(b"data: [DONE]\n\n")
+            await writer.drain()
+        except ConnectionError:
+            pass  # the caller is gone
         finally:
-            self.running -= 1
-            if not self.running:
-                self.idle.set()
-        return answer
-
-    async def _stream(self, answer: web.StreamResponse, tokens: int) -> None:
-        for index in range(tokens):
-            await asyncio.sleep(float(os.environ["FAKE_TOKEN_SECONDS"]))
-            if index == 0:
-                self.served += 1
-            await _send(answer, {"choices": [{"index": 0, "delta": {"content": WORDS[index % len(WORDS)]}}]})
-        await _send(answer, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-        await _send(answer, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": tokens}})
-        await answer.write(b"data: [DONE]\n\n")
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
 
 
-async def _send(answer: web.StreamResponse, frame: dict[str, Any]) -> None:
-    await answer.write(f"data: {json.dumps(frame)}\n\n".encode())
+def _head(status: int, *headers: str) -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status} .", *headers, "Connection: close", "", ""]).encode()
+
+
+async def _send(writer: asyncio.StreamWriter, frame: dict[str, Any]) -> None:
+    writer.write(f"data: {json.dumps(frame)}\n\n".encode())
+    await writer.drain()
 
 
 def _fail(words: str) -> int:
@@ -154,17 +162,13 @@ def _fail(words: str) -> int:
 
 
 async def _serve(host: str, port: int) -> None:
-    server, drain = FakeServer(), asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, drain.set)
-    runner = web.AppRunner(server.app(), handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, host, port).start()
-    starting = asyncio.create_task(server.start(float(os.environ["FAKE_PHASE_SECONDS"])))
-    await drain.wait()
-    server.draining = True
-    await server.idle.wait()
-    starting.cancel()
-    await runner.cleanup()
+    server, told_to_end = FakeServer(), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told_to_end.set)
+    async with await asyncio.start_server(server.answer, host, port):
+        starting = asyncio.create_task(server.start(float(os.environ["FAKE_PHASE_SECONDS"])))
+        await told_to_end.wait()
+        await server.drain()
+        starting.cancel()
 
 
 def main() -> int:
@@ -175,7 +179,8 @@ def main() -> int:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     arguments = parser.parse_args()
-    model = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))["engine"]["model_path"]
+    lines = arguments.config.read_text(encoding="utf-8").splitlines()
+    (model,) = (line.split(": ")[1] for line in lines if line.strip().startswith("model_path: "))
     if model.endswith("/missing"):
         return _fail(f"ModelNotFound: {model} is neither in the model store nor on the hub (404)")
     if failure := os.environ.get("FAKE_FAILURE"):

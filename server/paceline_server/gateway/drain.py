@@ -1,6 +1,6 @@
 """The end of a server's life: refuse what comes, let run what runs, up to a deadline. Called by `service` and `serve`.
 
-SIGTERM and POST /drain both begin it. Work counts from the head of its request to the last byte of its answer.
+SIGTERM and POST /drain both begin it. Work counts from a request's head until its answer is with the socket.
 """
 
 from __future__ import annotations

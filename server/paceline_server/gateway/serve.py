@@ -23,7 +23,7 @@ log = logging.getLogger("paceline.gateway")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _KEEPALIVE_SECONDS = 75.0
 _BACKLOG = 1024
-_CLOSE_SECONDS = 1.0  # for connections that are idle when everything else is done
+_CLOSE_SECONDS = 5.0  # for the last bytes of answers, when all work is done
 
 
 async def serve_gateway(

@@ -33,12 +33,13 @@ _PARSE_IN_WORKER_BYTES = 64 * 1024  # smaller bodies are parsed faster than a th
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A request that was found in order."""
+    """A request that was found in order. It keeps token ids and no text: thousands may wait."""
 
-    fields: GenerationFields
     request: GenerationRequest
     assembly: TextAssembly
     head: Head
+    stream: bool
+    include_usage: bool
 
 
 async def answer(request: web.Request, endpoint: Endpoint[Any]) -> web.StreamResponse:
@@ -55,7 +56,7 @@ async def answer(request: web.Request, endpoint: Endpoint[Any]) -> web.StreamRes
             job = await _prepare(request, endpoint, text)
             gateway.backpressure.submit(ticket, exchange.prompt_tokens)
             meter = Meter(exchange, gateway.metrics, on_start=lambda: gateway.backpressure.started(ticket))
-            writer = _Streamed(request, endpoint, job) if job.fields.stream else _Whole(exchange, endpoint, job)
+            writer = _Streamed(request, endpoint, job) if job.stream else _Whole(exchange, endpoint, job)
             await generate(gateway.engine, job.request, job.assembly, meter, writer.take)
             return await writer.finish()
 
@@ -72,7 +73,6 @@ async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelTex
     head = Head(endpoint.id_prefix + exchange.id, exchange.created, fields.model, gateway.fingerprint(text.info))
     detokenizer = Detokenizer(text.tokenizer.pieces, continues=endpoint.continues_prompt)
     return _Job(
-        fields=fields,
         request=GenerationRequest(
             request_id=exchange.id,
             prompt_token_ids=prompt,
@@ -85,6 +85,8 @@ async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelTex
         ),
         assembly=TextAssembly(detokenizer, fields.stop, fields.min_tokens or 0),
         head=head,
+        stream=bool(fields.stream),
+        include_usage=fields.include_usage,
     )
 
 
@@ -162,14 +164,14 @@ class _Streamed:
     async def finish(self) -> web.StreamResponse:
         self._exchange.stream = self._stream
         await self._stream.send(self._chunk([self._endpoint.closing(_reason(self._exchange))]))
-        if self._job.fields.include_usage:
+        if self._job.include_usage:
             await self._stream.send({**self._chunk([]), "usage": usage(self._exchange)})
         await self._stream.finish()
         return self._stream.response
 
     def _chunk(self, choices: list[Json]) -> Json:
         chunk = {**self._job.head.json(self._endpoint.chunk_kind), "choices": choices}
-        return {**chunk, "usage": None} if self._job.fields.include_usage else chunk
+        return {**chunk, "usage": None} if self._job.include_usage else chunk
 
 
 def _reason(exchange: Exchange) -> FinishReason:
