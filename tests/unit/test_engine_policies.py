@@ -1,5 +1,7 @@
 """The waiting lines: who goes first under each policy, and that nobody waits without end."""
 
+from math import inf
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,12 +70,24 @@ def test_slo_serves_the_earliest_deadline_first_inside_a_tier():
     assert drain(line, now=0.2) == ["hurried", "first", "second"]
 
 
-def test_slo_lets_what_waits_rise_tier_by_tier_and_keeps_its_deadline():
-    line = fill(line_of("slo"), sequence("old", 0.0, tier=Tier.BATCH), sequence("middle", 1.0, tier=Tier.STANDARD))
-    fill(line, sequence("new", 19.9, tier=Tier.INTERACTIVE))
-    assert line.take(19.9).request_id == "middle"  # risen once, at 11: its deadline is long over
-    fill(line, sequence("fresh", 20.0, tier=Tier.INTERACTIVE))
-    assert drain(line, now=20.0) == ["old", "new", "fresh"]
+def test_slo_serves_those_that_can_be_in_time_before_the_late_but_for_each_fourth_time():
+    line = fill(line_of("slo"), *(sequence(f"late{index}", 0.0) for index in range(3)))
+    fill(line, *(sequence(f"fresh{index}", 2.0) for index in range(7)))
+    order = drain(line, now=2.0)
+    assert [name[:-1] for name in order] == 3 * ["fresh"] + ["late"] + 3 * ["fresh"] + ["late", "fresh", "late"]
+
+
+def test_slo_lets_what_waits_rise_by_a_tier_each_ten_seconds():
+    line = fill(line_of("slo"), sequence("old", 0.0, tier=Tier.BATCH))
+    fill(line, sequence("standard", 9.8))
+    assert line.take(9.9).request_id == "standard", "it is a tier above"
+    fill(line, sequence("interactive", 11.0, tier=Tier.INTERACTIVE), sequence("late", 10.2))
+    assert drain(line, now=11.0) == ["interactive", "old", "late"], "equals now, both late, in order of deadline"
+
+
+def test_slo_lets_what_waits_rise_to_the_first_tier():
+    line = fill(line_of("slo"), sequence("old", 0.0, tier=Tier.BATCH), sequence("new", 19.0, tier=Tier.INTERACTIVE))
+    assert drain(line, now=20.0) == ["old", "new"]
 
 
 def test_slo_serves_tenants_by_what_they_have_used_and_not_by_how_much_they_send():
@@ -156,21 +170,29 @@ def test_what_does_not_fit_goes_back_to_its_place(policy):
     assert drain(line) == expected
 
 
-@pytest.mark.parametrize(("policy", "bound"), [("fcfs", 0.2), ("slo", 20.2), ("priority", 60.2), ("sjf", 20.2)])
-def test_nothing_is_passed_for_ever_by_a_flood_of_more_urgent_work(policy, bound):
-    """The bound is the ageing (two rises; three levels of 10 s, half of it served; 984 tokens of 10 ms, likewise)."""
+@pytest.mark.parametrize(
+    ("policy", "tenant", "bound"),
+    [
+        ("fcfs", "quiet", 0.1),
+        ("priority", "quiet", 60.1),  # three levels of 10 s; half of what comes meanwhile is served meanwhile
+        ("sjf", "quiet", 20.1),  # 984 tokens of 10 ms, likewise
+        ("slo", "flood", 25.0),  # two rises, then each fourth is a late one, and some were late before it
+        ("slo", "quiet", 23.4),  # two rises, then one quantum of the other tenant
+    ],
+)
+def test_nothing_is_passed_for_ever_by_a_flood_of_more_urgent_work(policy, tenant, bound):
     line = line_of(policy)
-    victim = sequence("victim", 0.0, prompt=500, max_tokens=500, tier=Tier.BATCH, priority=3, tenant="quiet")
+    victim = sequence("victim", 0.0, prompt=500, max_tokens=500, tier=Tier.BATCH, priority=3, tenant=tenant)
     fill(line, victim)
-    now, taken = 0.0, None
+    tick, taken = 0, None
     while taken is not victim:
-        now += 0.1
-        for _ in range(2):  # two come while one is served: the line grows without end
+        tick += 1
+        for index in range(2):  # two come while one is served: the line grows without end
             options = {"tier": Tier.INTERACTIVE, "priority": 0, "tenant": "flood"}
-            fill(line, sequence(f"urgent{now}-{_}", now, prompt=8, **options))
-        taken = line.take(now)
+            fill(line, sequence(f"urgent{tick}-{index}", tick / 10, prompt=8, max_tokens=8, **options))
+        taken = line.take(tick / 10)
         line.charge(taken, INPUT_COST * taken.remaining)
-        assert now < bound
+        assert tick / 10 <= bound
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -216,6 +238,8 @@ class NaiveSlo:
         self.ranks: dict[str, int] = {}
         self.used: dict[str, float] = {}
         self.floors = [0.0] * 3
+        self.since_late: dict[tuple[int, str], int] = {}
+        self.now = 0.0
 
     def rank(self, one, now):
         return max(0, list(Tier).index(one.request.tier) - int((now - one.arrival) / PROMOTE_AFTER))
@@ -226,16 +250,32 @@ class NaiveSlo:
     def level(self, tenant):
         return int(self.used.get(tenant, 0.0) / QUANTUM)
 
-    def order(self, one):
-        used = self.level(one.request.tenant)
-        resumed = bool(one.preemptions)
-        deadline = one.arrival + min(TARGETS[one.request.tier], one.request.timeout or 1e9)
-        group = (0,) if resumed else (used, self.first_deadline(one), one.request.tenant, deadline)
-        return (self.ranks[one.request_id], not resumed, group, one.number)
+    def deadline(self, one):
+        return one.arrival + min(TARGETS[one.request.tier], one.request.timeout or 1e9)
 
-    def first_deadline(self, one):
-        same = [o for o in self.peers(self.ranks[one.request_id]) if o.request.tenant == one.request.tenant]
-        return min(o.arrival + min(TARGETS[o.request.tier], o.request.timeout or 1e9) for o in same)
+    def late(self, one):
+        return self.deadline(one) < self.now
+
+    def order(self, one):
+        """Rank, resumed, tenant by level and earliest deadline still met; then whether it is the turn of the late."""
+        rank = self.ranks[one.request_id]
+        tenant = one.request.tenant
+        if one.preemptions:
+            return (rank, 0, one.number)
+        same = [o for o in self.peers(rank) if o.request.tenant == tenant]
+        in_time = [self.deadline(o) for o in same if not self.late(o)]
+        turn_of_late = self.since_late.get((rank, tenant), 0) >= 3
+        wrong_half = self.late(one) != ((turn_of_late and any(map(self.late, same))) or not in_time)
+        return (
+            rank,
+            1,
+            self.level(tenant),
+            min(in_time, default=inf),
+            tenant,
+            wrong_half,
+            self.deadline(one),
+            one.number,
+        )
 
     def enter(self, one, rank, lift):
         tenant = one.request.tenant
@@ -249,27 +289,40 @@ class NaiveSlo:
         self.ranks[one.request_id] = rank
 
     def push(self, one, now):
+        self.now = now
         self.enter(one, self.rank(one, now), lift=True)
 
     def put_back(self, one, now):
+        self.now = now
         self.enter(one, self.rank(one, now), lift=False)
 
     def take(self, now):
+        self.now = now
         due = [
             (one.arrival, one.number, one) for one in self.waiting if self.rank(one, now) < self.ranks[one.request_id]
         ]
         for _, _, one in sorted(due, key=lambda item: (self.next_rise(item[2]), item[1])):
             while self.rank(one, now) < self.ranks[one.request_id]:
                 rank = self.ranks[one.request_id] - 1
-                self.waiting.remove(one)
+                self.leave(one)
                 self.enter(one, rank, lift=True)
         if not self.waiting:
             return None
         one = min(self.waiting, key=self.order)
         rank = self.ranks[one.request_id]
-        self.floors[rank] = max(self.floors[rank], self.used.get(one.request.tenant, 0.0))
-        self.waiting.remove(one)
+        tenant = one.request.tenant
+        self.floors[rank] = max(self.floors[rank], self.used.get(tenant, 0.0))
+        if not one.preemptions:
+            self.since_late[rank, tenant] = 0 if self.late(one) else self.since_late.get((rank, tenant), 0) + 1
+        self.leave(one)
         return one
+
+    def leave(self, one):
+        """A tenant that waits for nothing more in a tier is forgotten there."""
+        self.waiting.remove(one)
+        rank = self.ranks[one.request_id]
+        if all(peer.request.tenant != one.request.tenant for peer in self.peers(rank)):
+            self.since_late.pop((rank, one.request.tenant), None)
 
     def next_rise(self, one):
         risen = list(Tier).index(one.request.tier) - self.ranks[one.request_id]
@@ -278,7 +331,7 @@ class NaiveSlo:
     def remove(self, name):
         found = next((one for one in self.waiting if one.request_id == name), None)
         if found is not None:
-            self.waiting.remove(found)
+            self.leave(found)
         return found
 
 

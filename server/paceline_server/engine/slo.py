@@ -6,16 +6,19 @@ Who enters next:
 2. In it, sequences that were preempted, oldest first: they hold a client in the middle of its answer.
 3. Then the tenant that has used least (`fairness`), and of tenants that are even the one whose first sequence has the
    earliest deadline for its first token: arrival plus the tier's target, or the request's own timeout if that is less.
-4. Of the tenant's sequences the one with the earliest deadline.
+4. Of the tenant's sequences the one with the earliest deadline among those that can still be in time; each fourth
+   time the one that is late by most. Under overload plain earliest-deadline-first serves nobody but the late, and so
+   makes everybody late.
 
 Nobody starves. A sequence rises by one tier whenever it has waited `promote_after` seconds, so it reaches the first
-tier, and there only so many can pass it: its deadline is fixed while those of newcomers grow, and a tenant that is
-passed over has the smallest counter soon.
+tier; there a tenant that is passed over has the smallest counter soon, and of a tenant's sequences every fourth is the
+one that is late by most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import inf
 
 from paceline_server.engine.fairness import TokenCounters
 from paceline_server.engine.heap import LazyHeap
@@ -23,6 +26,7 @@ from paceline_server.engine.interface import Tier
 from paceline_server.engine.queue import Backlog
 from paceline_server.engine.sequence import Sequence
 
+_IN_TIME_BY_LATE = 3  # sequences that are served in time for each one that is late already
 _TIERS = tuple(Tier)
 _RANKS = {tier: rank for rank, tier in enumerate(_TIERS)}
 
@@ -75,7 +79,7 @@ class SloLine:
         """Take out the sequence that should enter next, or None."""
         self._promote(now)
         for tier in self._tiers:
-            sequence = tier.first()
+            sequence = tier.first(now)
             if sequence is not None:
                 tier.note_taken(sequence)
                 return self.remove(sequence.request_id)
@@ -99,7 +103,7 @@ class SloLine:
         self._promote(now)
         rank = self._rank(sequence, now)
         parts = [tier.all() for tier in self._tiers[:rank]]
-        parts.append(self._tiers[rank].ahead_of(sequence))
+        parts.append(self._tiers[rank].ahead_of(sequence, now))
         return Backlog(
             requests=sum(part.requests for part in parts),
             tokens=sum(part.tokens for part in parts),
@@ -108,7 +112,7 @@ class SloLine:
 
     def _add(self, sequence: Sequence, now: float, *, lift: bool) -> None:
         rank = self._rank(sequence, now)
-        self._tiers[rank].add(sequence, self._deadline(sequence), lift=lift)
+        self._tiers[rank].add(sequence, self._deadline(sequence), now, lift=lift)
         self._ranks[sequence.request_id] = rank
         self._by_arrival.push(sequence.request_id, sequence.arrival, sequence, sequence.number)
         self._tokens += sequence.num_tokens
@@ -134,7 +138,7 @@ class SloLine:
             due, sequence = first
             rank = self._ranks[sequence.request_id]
             self._tiers[rank].remove(sequence)
-            self._tiers[rank - 1].add(sequence, self._deadline(sequence), lift=True)
+            self._tiers[rank - 1].add(sequence, self._deadline(sequence), now, lift=True)
             self._ranks[sequence.request_id] = rank - 1
             self._ageing.remove(sequence.request_id)
             if rank > 1:
@@ -142,14 +146,59 @@ class SloLine:
 
 
 class _TenantLine:
-    """The sequences of one tenant in one tier, by deadline; `tokens` are theirs to compute."""
-
-    __slots__ = ("by_deadline", "tokens", "weight")
+    """The sequences of one tenant in one tier: those that can still be in time, and those that are late."""
 
     def __init__(self) -> None:
-        self.by_deadline: LazyHeap[float, Sequence] = LazyHeap()
-        self.tokens = 0
-        self.weight = 1.0
+        self._in_time: LazyHeap[float, Sequence] = LazyHeap()
+        self._late: LazyHeap[float, Sequence] = LazyHeap()
+        self._late_tokens = 0
+        self._since_late = 0  # taken in time since a late one was
+        self.tokens = 0  # of all, to compute
+        self.weight = 1.0  # of the tenant, as its latest request said
+
+    def __len__(self) -> int:
+        return len(self._in_time) + len(self._late)
+
+    def add(self, sequence: Sequence, deadline: float) -> None:
+        """Add a sequence."""
+        self._in_time.push(sequence.request_id, deadline, sequence, sequence.number)
+        self.tokens += sequence.num_tokens
+        self.weight = sequence.request.weight
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take out a sequence that stands here."""
+        if self._in_time.remove(sequence.request_id) is None:
+            self._late.remove(sequence.request_id)
+            self._late_tokens -= sequence.num_tokens
+        self.tokens -= sequence.num_tokens
+
+    def deadline(self, now: float) -> float:
+        """The earliest that can still be met; infinite where all are late. It grows but for `add`."""
+        while (first := self._in_time.first()) is not None and first[0] < now:
+            deadline, sequence = first
+            self._in_time.remove(sequence.request_id)
+            self._late.push(sequence.request_id, deadline, sequence, sequence.number)
+            self._late_tokens += sequence.num_tokens
+        return inf if first is None else first[0]
+
+    def first(self, now: float) -> Sequence:
+        """Whose turn it is."""
+        self.deadline(now)
+        in_time, late = self._in_time.first(), self._late.first()
+        first = late if in_time is None or (late is not None and self._since_late >= _IN_TIME_BY_LATE) else in_time
+        assert first is not None, "a tenant without sequences is in the line"
+        return first[1]
+
+    def note_taken(self, sequence: Sequence) -> None:
+        """A sequence is about to be taken because its turn has come."""
+        self._since_late = 0 if sequence.request_id in self._late else self._since_late + 1
+
+    def ahead_of_newcomer(self) -> Backlog:
+        """What goes before one that comes now and can be in time."""
+        in_time = len(self._in_time)
+        late = min(len(self._late), in_time // _IN_TIME_BY_LATE)
+        late_tokens = round(self._late_tokens * late / len(self._late)) if late else 0
+        return Backlog(in_time + late, self.tokens - self._late_tokens + late_tokens)
 
 
 class _TierLine:
@@ -162,7 +211,7 @@ class _TierLine:
         self._lines: dict[str, _TenantLine] = {}
         self._floor = 0.0  # counter of the tenant that was served last: newcomers start there when nobody waits
 
-    def add(self, sequence: Sequence, deadline: float, *, lift: bool) -> None:
+    def add(self, sequence: Sequence, deadline: float, now: float, *, lift: bool) -> None:
         """Add a sequence; `lift` its tenant to those that wait already, if nothing of it waits here."""
         tenant = sequence.request.tenant
         if sequence.preemptions:
@@ -171,28 +220,25 @@ class _TierLine:
         line = self._lines.get(tenant)
         if line is None:
             if lift:
-                self._counters.lift(tenant, self._smallest())
+                self._counters.lift(tenant, self._smallest(now))
             line = self._lines[tenant] = _TenantLine()
-        line.by_deadline.push(sequence.request_id, deadline, sequence, sequence.number)
-        line.tokens += sequence.num_tokens
-        line.weight = sequence.request.weight
-        self._tenants.push(tenant, self._key(tenant, line), tenant)
+        line.add(sequence, deadline)
+        self._tenants.push(tenant, self._key(tenant, now), tenant)
 
-    def first(self) -> Sequence | None:
+    def first(self, now: float) -> Sequence | None:
         """The sequence that enters next from this tier, or None; it stays."""
         resumed = self._resumed.first()
         if resumed is not None:
             return resumed[1]
-        tenant = self._first_tenant()
-        if tenant is None:
-            return None
-        first = self._lines[tenant].by_deadline.first()
-        assert first is not None, "a tenant without sequences is in the line"
-        return first[1]
+        tenant = self._first_tenant(now)
+        return None if tenant is None else self._lines[tenant].first(now)
 
     def note_taken(self, sequence: Sequence) -> None:
         """Remember how far the tenant was that is served now."""
-        self._floor = max(self._floor, self._counters.used(sequence.request.tenant))
+        tenant = sequence.request.tenant
+        self._floor = max(self._floor, self._counters.used(tenant))
+        if sequence.request_id not in self._resumed:
+            self._lines[tenant].note_taken(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence that stands here."""
@@ -200,9 +246,8 @@ class _TierLine:
             return
         tenant = sequence.request.tenant
         line = self._lines[tenant]
-        line.by_deadline.remove(sequence.request_id)
-        line.tokens -= sequence.num_tokens
-        if not line.by_deadline:
+        line.remove(sequence)
+        if not len(line):
             del self._lines[tenant]
             self._tenants.remove(tenant)
 
@@ -210,48 +255,49 @@ class _TierLine:
         """Everything that stands here."""
         resumed = sum(sequence.num_tokens for sequence in self._resumed)
         return Backlog(
-            len(self._resumed) + sum(len(line.by_deadline) for line in self._lines.values()),
+            len(self._resumed) + sum(len(line) for line in self._lines.values()),
             resumed + sum(line.tokens for line in self._lines.values()),
         )
 
-    def ahead_of(self, sequence: Sequence) -> Backlog:
+    def ahead_of(self, sequence: Sequence, now: float) -> Backlog:
         """What goes before a new sequence of this tier.
 
-        Its own tenant's sequences do. Another tenant is served until it has used as much as the own one will have when
-        the sequence's turn comes.
+        Its own tenant's sequences do that can be in time. Another tenant is served until it has used as much as the own
+        one will have when the sequence's turn comes.
         """
         tenant, weight = sequence.request.tenant, sequence.request.weight
         own = self._lines.get(tenant)
-        start = self._counters.used(tenant) if own else max(self._counters.used(tenant), self._smallest())
-        turn = start + (own.tokens if own else 0) / weight
-        requests, tokens = len(self._resumed), sum(one.num_tokens for one in self._resumed)
+        due = own.ahead_of_newcomer() if own else Backlog(0, 0)
+        start = self._counters.used(tenant)
+        turn = (start if own else max(start, self._smallest(now))) + due.tokens / weight
+        requests = len(self._resumed) + due.requests
+        tokens = sum(one.num_tokens for one in self._resumed) + due.tokens
         for name, line in self._lines.items():
-            room = max(0.0, turn - self._counters.used(name)) * line.weight
-            share = 1.0 if name == tenant else min(1.0, room / line.tokens)
-            tokens += round(share * line.tokens)
-            requests += round(share * len(line.by_deadline))
+            if name != tenant:
+                room = max(0.0, turn - self._counters.used(name)) * line.weight
+                share = min(1.0, room / line.tokens)
+                tokens += round(share * line.tokens)
+                requests += round(share * len(line))
         return Backlog(requests, tokens)
 
     def waits(self, tenant: str) -> bool:
         """Whether something of a tenant waits here."""
         return tenant in self._lines
 
-    def _smallest(self) -> float:
+    def _smallest(self, now: float) -> float:
         """Counter that a newcomer is lifted to: that of the tenant whose turn it is."""
-        tenant = self._first_tenant()
+        tenant = self._first_tenant(now)
         return self._floor if tenant is None else self._counters.used(tenant)
 
-    def _first_tenant(self) -> str | None:
-        """Whose turn it is. Keys only ever grow while nobody looks, so the first that is up to date is the smallest."""
+    def _first_tenant(self, now: float) -> str | None:
+        """Whose turn it is. Keys only grow while nobody looks, so the first one that is up to date is the smallest."""
         while (first := self._tenants.first()) is not None:
             key, tenant = first
-            current = self._key(tenant, self._lines[tenant])
+            current = self._key(tenant, now)
             if key == current:
                 return tenant
             self._tenants.push(tenant, current, tenant)
         return None
 
-    def _key(self, tenant: str, line: _TenantLine) -> tuple[int, float]:
-        first = line.by_deadline.first()
-        assert first is not None, "a tenant without sequences is in the line"
-        return self._counters.level(tenant), first[0]
+    def _key(self, tenant: str, now: float) -> tuple[int, float]:
+        return self._counters.level(tenant), self._lines[tenant].deadline(now)
