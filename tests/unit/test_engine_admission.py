@@ -1,5 +1,6 @@
 """When a first token is expected, and who is refused for it."""
 
+from math import exp
 from random import Random
 
 import pytest
@@ -109,7 +110,7 @@ def test_a_request_that_would_miss_its_target_is_refused_with_the_time_after_whi
         core.submit(request(name, 10, 200))
     core.step()
     refusal = core.submit(request("c"))
-    assert refusal.retry_after == pytest.approx(core.admission.last_forecast - 0.5)
+    assert refusal.retry_after >= core.admission.last_forecast - 0.5 > 0
     assert "within 0.50 s" in refusal.message
     assert len(core.scheduler.waiting) == 0, "it never entered the line"
     machine.now += refusal.retry_after
@@ -184,11 +185,24 @@ def test_errors_of_one_kind_correct_the_forecast_of_their_tier_within_bounds():
     forecast, room = Forecast(model), Room(4, 100, 16, 64)
     before = forecast.seconds(Newcomer(Tier.STANDARD, 10, 1, EMPTY), (), room)
     for _ in range(200):
-        forecast.observe(Tier.STANDARD, 1.0, 1.5)
+        said = forecast.seconds(Newcomer(Tier.STANDARD, 10, 1, EMPTY), (), room)
+        forecast.observe(Tier.STANDARD, said, 1.5 * before)
         forecast.observe(Tier.BATCH, 1.0, 100.0)
-    assert forecast.seconds(Newcomer(Tier.STANDARD, 10, 1, EMPTY), (), room) == pytest.approx(1.5 * before, rel=0.4)
-    assert forecast.correction(Tier.BATCH) == pytest.approx(2.0)
-    assert forecast.correction(Tier.INTERACTIVE) == 1.0
+    assert forecast.seconds(Newcomer(Tier.STANDARD, 10, 1, EMPTY), (), room) == pytest.approx(1.5 * before, rel=0.05)
+    assert forecast.correction(Tier.BATCH) == pytest.approx(4.0)
+    assert forecast.correction(Tier.INTERACTIVE) == forecast.margin(Tier.INTERACTIVE) == 1.0
+
+
+def test_the_margin_is_the_factor_within_which_nine_of_ten_start():
+    forecast, random = Forecast(StepTimeModel()), Random(7)
+    ratios = [exp(random.gauss(0.0, 0.3)) for _ in range(3_000)]
+    within = 0
+    for ratio in ratios:
+        said = forecast.correction(Tier.STANDARD)
+        within += ratio <= said * forecast.margin(Tier.STANDARD)
+        forecast.observe(Tier.STANDARD, said, ratio)
+    assert within / len(ratios) == pytest.approx(0.9, abs=0.02)
+    assert forecast.correction(Tier.STANDARD) == pytest.approx(1.0, abs=0.1)
 
 
 def test_the_length_to_come_is_the_mean_of_the_longer_answers():

@@ -7,7 +7,7 @@ request's own timeout, or the tier's target for the first token as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ Mode = Literal["none", "timeout", "target"]
 
 _OUTLOOK_SECONDS = 0.25
 _OWN_PROMPT_FACTOR = 2.0
+_MAX_RETRY_SECONDS = 60.0
 _NOTHING = Backlog(0, 0)
 
 
@@ -71,12 +72,13 @@ class Admission:
         if predicted is None:
             return None
         waited = now - sequence.arrival
-        limit = self._limit(sequence)
-        if limit is not None and waited + predicted > limit:
-            late = waited + predicted - limit
-            return Refusal(
-                f"the first token would come after {waited + predicted:.2f} s, and is wanted within {limit:.2f} s", late
-            )
+        for limit, margin in self._limits(sequence):
+            late = waited + predicted * margin - limit
+            if late > 0.0:
+                return Refusal(
+                    f"the first token is expected after {waited + predicted:.2f} s and wanted within {limit:.2f} s",
+                    min(late, _MAX_RETRY_SECONDS),
+                )
         self._predicted[sequence.request_id], self._submitted[sequence.request_id] = predicted, now
         return None
 
@@ -117,17 +119,19 @@ class Admission:
             self._outlook_at = now
         return self._outlook
 
-    def _limit(self, sequence: Sequence) -> float | None:
-        timeout = sequence.request.timeout
-        if self._mode == "none":
-            return None
-        if self._mode == "timeout":
-            return timeout
-        # A prompt that misses the target even alone is not overload: it is held to a multiple of its own time.
-        tier = sequence.request.tier
-        alone = self._forecast.seconds(Newcomer(tier, sequence.num_tokens, 0, _NOTHING), (), self._room()) or 0.0
-        target = max(self._targets[tier], _OWN_PROMPT_FACTOR * alone)
-        return target if timeout is None else min(target, timeout)
+    def _limits(self, sequence: Sequence) -> Iterator[tuple[float, float]]:
+        """Seconds since its arrival within which a sequence must start, each with the margin of safety it needs.
+
+        Its timeout is an all or nothing of its own: it is let in if it is more likely to be in time than not. A target
+        is a promise to everybody in line.
+        """
+        timeout, tier = sequence.request.timeout, sequence.request.tier
+        if self._mode != "none" and timeout is not None:
+            yield timeout, 1.0
+        if self._mode == "target":
+            # A prompt that misses the target even alone is not overload: it is held to a multiple of its own time.
+            alone = self._forecast.seconds(Newcomer(tier, sequence.num_tokens, 0, _NOTHING), (), self._room()) or 0.0
+            yield max(self._targets[tier], _OWN_PROMPT_FACTOR * alone), self._forecast.margin(tier)
 
     def _room(self) -> Room:
         scheduler = self._scheduler

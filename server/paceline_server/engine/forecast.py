@@ -12,7 +12,7 @@ with priorities: by 1 / (1 - their share of the service) after Cobham, "Priority
 1954.
 
 The forecast is held to what really happens: requests that have started correct it, tier by tier, by the factor by which
-it was wrong.
+it was wrong, and say how far off it may be.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.steptime import StepTimeModel, pairs_of
 
 _REMEMBERED_LENGTHS = 256
-_LEARNING = 0.05  # weight of the newest error
-_MAX_CORRECTION = 2.0
-_MAX_OVERTAKEN = 0.99
+_LEARNING = 0.05  # how far one error moves a quantile of their logarithms
+_MAX_LOG = log(4.0)  # of a correction
+_HIGH = 0.9
+_MAX_OVERTAKEN = 0.999
 _RATE_SECONDS = 5.0
 
 
@@ -116,6 +117,30 @@ class Departures:
         return self._jumps[-1][0] * wanted / jumped
 
 
+class LogQuantile:
+    """A quantile of ratios, that follows them.
+
+    It goes up a little for a ratio above it and down for one below, so that it rests where the shares are right.
+
+    Args:
+        share: of the ratios that are below the quantile, in (0, 1).
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._log = 0.0
+
+    @property
+    def value(self) -> float:
+        """The quantile."""
+        return exp(self._log)
+
+    def observe(self, ratio: float) -> None:
+        """Take a ratio, > 0."""
+        step = _LEARNING * (self._share if log(ratio) > self._log else self._share - 1.0)
+        self._log = max(-_MAX_LOG, min(_MAX_LOG, self._log + step))
+
+
 class ArrivalRate:
     """Arrivals per second, of the last few seconds: earlier ones fade."""
 
@@ -184,11 +209,16 @@ class Forecast:
     def __init__(self, model: StepTimeModel) -> None:
         self.lengths = OutputLengths()
         self._model = model
-        self._log_corrections = dict.fromkeys(Tier, 0.0)
+        self._typical = {tier: LogQuantile(0.5) for tier in Tier}  # of actual over predicted
+        self._high = {tier: LogQuantile(_HIGH) for tier in Tier}
 
     def correction(self, tier: Tier) -> float:
         """Factor that the latest errors of a tier ask for."""
-        return exp(self._log_corrections[tier])
+        return self._typical[tier].value
+
+    def margin(self, tier: Tier) -> float:
+        """Factor within which nine of ten requests of a tier start, by the forecast's latest errors; at least 1."""
+        return max(1.0, self._high[tier].value / self._typical[tier].value)
 
     def seconds(self, new: Newcomer, running: Iterable[Sequence], room: Room) -> float | None:
         """Seconds from now to the first token of a newcomer; None while steps are not known yet.
@@ -217,10 +247,9 @@ class Forecast:
     def observe(self, tier: Tier, predicted: float, actual: float) -> None:
         """Learn from a request that has started, after `actual` seconds where `predicted` had been said."""
         if predicted > 0.0 and actual > 0.0:
-            limit = log(_MAX_CORRECTION)
-            error = max(-limit, min(limit, log(actual / predicted)))
-            corrected = self._log_corrections[tier] + _LEARNING * error
-            self._log_corrections[tier] = max(-limit, min(limit, corrected))
+            ratio = actual / predicted * self.correction(tier)
+            self._typical[tier].observe(ratio)
+            self._high[tier].observe(ratio)
 
     def _prefill(self, decodes: list[Sequence], work: int, chunk: int, alone: float) -> float:
         """Time to compute `work` prompt tokens beside the decodes, `chunk` a step."""
