@@ -103,6 +103,31 @@ def test_slo_serves_tenants_by_what_they_have_used_and_not_by_how_much_they_send
     assert {"flood", "quiet"} == set(order[:2]) == set(order[2:4]) == set(order[4:6])
 
 
+def test_slo_gives_an_interactive_burst_a_head_start_over_another_tenants_batch_and_no_more():
+    line = line_of("slo")
+    fill(line, *(sequence(f"bulk{index}", prompt=1024, tenant="bulk", tier=Tier.BATCH) for index in range(40)))
+    line.charge(line.take(0.0), 1024.0)
+    fill(line, *(sequence(f"talk{index}", prompt=1024, tenant="talk", tier=Tier.INTERACTIVE) for index in range(40)))
+    order = []
+    for _ in range(16):
+        one = line.take(0.0)
+        line.charge(one, INPUT_COST * one.remaining)
+        order.append(one.request.tenant)
+    assert order[:8] == ["talk"] * 8, "32 quanta of 256 are eight such prompts"
+    assert 3 <= order[8:].count("bulk") <= 5, "then they share"
+
+
+def test_slo_never_lets_the_aged_work_of_a_flood_pass_another_tenants():
+    line = fill(line_of("slo"), *(sequence(f"old{index}", 0.0, prompt=500, tenant="flood") for index in range(50)))
+    for index in range(10):
+        fill(line, sequence(f"new{index}", 30.0 + index, prompt=500, tenant="quiet"))
+        one = line.take(30.0 + index)
+        line.charge(one, INPUT_COST * one.remaining)
+        two = line.take(30.0 + index)
+        line.charge(two, INPUT_COST * two.remaining)
+        assert "quiet" in (one.request.tenant, two.request.tenant)
+
+
 def test_slo_gives_a_tenant_of_three_times_the_weight_three_times_the_tokens():
     line = line_of("slo")
     fill(line, *(sequence(f"a{index}", prompt=100, tenant="a", weight=3.0) for index in range(200)))
@@ -177,7 +202,7 @@ def test_what_does_not_fit_goes_back_to_its_place(policy):
         ("priority", "quiet", 60.1),  # three levels of 10 s; half of what comes meanwhile is served meanwhile
         ("sjf", "quiet", 20.1),  # 984 tokens of 10 ms, likewise
         ("slo", "flood", 25.0),  # two rises, then each fourth is a late one, and some were late before it
-        ("slo", "quiet", 23.4),  # two rises, then one quantum of the other tenant
+        ("slo", "quiet", 105.6),  # the head start of 32 quanta and one more, at 8 of 256 tokens each
     ],
 )
 def test_nothing_is_passed_for_ever_by_a_flood_of_more_urgent_work(policy, tenant, bound):
@@ -209,14 +234,15 @@ def test_the_age_of_the_line_is_that_of_the_one_that_has_waited_longest(policy):
 
 def test_slo_counts_as_ahead_the_tiers_above_and_what_the_tenants_are_due():
     line = line_of("slo")
-    fill(line, sequence("i", prompt=100, tier=Tier.INTERACTIVE, tenant="x"))
+    fill(line, sequence("i", prompt=100, tier=Tier.INTERACTIVE, tenant="me"))
     fill(line, *(sequence(f"own{index}", prompt=100, tenant="me") for index in range(3)))
     fill(line, *(sequence(f"flood{index}", prompt=100, tenant="flood") for index in range(50)))
-    fill(line, sequence("b", prompt=100, tier=Tier.BATCH))
-    backlog = line.ahead_of(sequence("mine", prompt=100, tenant="me"), 0.0)
-    assert backlog == Backlog(1 + 3 + 3, 100 + 300 + 300, (Tier.INTERACTIVE,)), "as much of the flood as of one's own"
-    assert line.ahead_of(sequence("urgent", tier=Tier.INTERACTIVE, tenant="x"), 0.0) == Backlog(1, 100)
-    assert line.ahead_of(sequence("other", tier=Tier.BATCH, tenant="flood"), 0.0).requests == 54
+    fill(line, sequence("b", prompt=100, tier=Tier.BATCH, tenant="me"))
+    mine = line.ahead_of(sequence("mine", prompt=100, tenant="me"), 0.0)
+    assert mine == Backlog(1 + 3 + 4, 100 + 300 + 400, (Tier.INTERACTIVE,)), "as much of the flood as of one's own"
+    assert line.ahead_of(sequence("urgent", tier=Tier.INTERACTIVE, tenant="me"), 0.0) == Backlog(1, 100)
+    assert line.ahead_of(sequence("other", tier=Tier.BATCH, tenant="flood"), 0.0).requests == 50 + 5
+    assert line.ahead_of(sequence("third", tenant="newcomer"), 0.0).requests == 1, "the interactive one"
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "sjf"])
@@ -235,20 +261,16 @@ class NaiveSlo:
 
     def __init__(self):
         self.waiting: list[Sequence] = []
-        self.ranks: dict[str, int] = {}
         self.used: dict[str, float] = {}
-        self.floors = [0.0] * 3
-        self.since_late: dict[tuple[int, str], int] = {}
+        self.floor = 0.0
+        self.since_late: dict[tuple[str, int], int] = {}
         self.now = 0.0
 
-    def rank(self, one, now):
-        return max(0, list(Tier).index(one.request.tier) - int((now - one.arrival) / PROMOTE_AFTER))
+    def rank(self, one):
+        return max(0, list(Tier).index(one.request.tier) - int((self.now - one.arrival) / PROMOTE_AFTER))
 
-    def peers(self, rank):
-        return [one for one in self.waiting if self.ranks[one.request_id] == rank and not one.preemptions]
-
-    def level(self, tenant):
-        return int(self.used.get(tenant, 0.0) / QUANTUM)
+    def of(self, tenant):
+        return [one for one in self.waiting if one.request.tenant == tenant and not one.preemptions]
 
     def deadline(self, one):
         return one.arrival + min(TARGETS[one.request.tier], one.request.timeout or 1e9)
@@ -256,82 +278,57 @@ class NaiveSlo:
     def late(self, one):
         return self.deadline(one) < self.now
 
-    def order(self, one):
-        """Rank, resumed, tenant by level and earliest deadline still met; then whether it is the turn of the late."""
-        rank = self.ranks[one.request_id]
-        tenant = one.request.tenant
-        if one.preemptions:
-            return (rank, 0, one.number)
-        same = [o for o in self.peers(rank) if o.request.tenant == tenant]
-        in_time = [self.deadline(o) for o in same if not self.late(o)]
-        turn_of_late = self.since_late.get((rank, tenant), 0) >= 3
-        wrong_half = self.late(one) != ((turn_of_late and any(map(self.late, same))) or not in_time)
-        return (
-            rank,
-            1,
-            self.level(tenant),
-            min(in_time, default=inf),
-            tenant,
-            wrong_half,
-            self.deadline(one),
-            one.number,
-        )
+    def next_tenant(self):
+        def turn(tenant):
+            best = min(map(self.rank, self.of(tenant)))
+            in_time = [self.deadline(o) for o in self.of(tenant) if self.rank(o) == best and not self.late(o)]
+            came_as = min(list(Tier).index(one.request.tier) for one in self.of(tenant))
+            level = int(self.used.get(tenant, 0.0) / QUANTUM)
+            return (level - (32, 16, 0)[came_as], min(in_time, default=inf), tenant)
 
-    def enter(self, one, rank, lift):
-        tenant = one.request.tenant
-        peers = self.peers(rank)
-        if lift and not one.preemptions and all(peer.request.tenant != tenant for peer in peers):
-            self.ranks |= {peer.request_id: rank for peer in peers}
-            first = min(peers, key=self.order, default=None)
-            floor = self.floors[rank] if first is None else self.used.get(first.request.tenant, 0.0)
-            self.used[tenant] = max(self.used.get(tenant, 0.0), floor)
-        self.waiting.append(one)
-        self.ranks[one.request_id] = rank
+        return min({one.request.tenant for one in self.waiting if not one.preemptions}, key=turn, default=None)
 
     def push(self, one, now):
         self.now = now
-        self.enter(one, self.rank(one, now), lift=True)
+        tenant = one.request.tenant
+        if not self.of(tenant):
+            first = self.next_tenant()
+            floor = self.floor if first is None else self.used.get(first, 0.0)
+            self.used[tenant] = max(self.used.get(tenant, 0.0), floor)
+            self.since_late = {key: count for key, count in self.since_late.items() if key[0] != tenant}
+        self.put_back(one, now)
 
     def put_back(self, one, now):
         self.now = now
-        self.enter(one, self.rank(one, now), lift=False)
+        if not self.of(one.request.tenant):
+            self.since_late = {key: count for key, count in self.since_late.items() if key[0] != one.request.tenant}
+        self.waiting.append(one)
 
     def take(self, now):
         self.now = now
-        due = [
-            (one.arrival, one.number, one) for one in self.waiting if self.rank(one, now) < self.ranks[one.request_id]
-        ]
-        for _, _, one in sorted(due, key=lambda item: (self.next_rise(item[2]), item[1])):
-            while self.rank(one, now) < self.ranks[one.request_id]:
-                rank = self.ranks[one.request_id] - 1
-                self.leave(one)
-                self.enter(one, rank, lift=True)
-        if not self.waiting:
-            return None
-        one = min(self.waiting, key=self.order)
-        rank = self.ranks[one.request_id]
-        tenant = one.request.tenant
-        self.floors[rank] = max(self.floors[rank], self.used.get(tenant, 0.0))
-        if not one.preemptions:
-            self.since_late[rank, tenant] = 0 if self.late(one) else self.since_late.get((rank, tenant), 0) + 1
-        self.leave(one)
+        resumed = [one for one in self.waiting if one.preemptions]
+        tenant = self.next_tenant()
+        if resumed or tenant is None:
+            one = min(resumed, key=lambda one: one.number, default=None)
+        else:
+            self.floor = max(self.floor, self.used.get(tenant, 0.0))
+            one = self.choose(tenant)
+        if one is not None:
+            self.waiting.remove(one)
         return one
 
-    def leave(self, one):
-        """A tenant that waits for nothing more in a tier is forgotten there."""
-        self.waiting.remove(one)
-        rank = self.ranks[one.request_id]
-        if all(peer.request.tenant != one.request.tenant for peer in self.peers(rank)):
-            self.since_late.pop((rank, one.request.tenant), None)
-
-    def next_rise(self, one):
-        risen = list(Tier).index(one.request.tier) - self.ranks[one.request_id]
-        return one.arrival + (risen + 1) * PROMOTE_AFTER
+    def choose(self, tenant):
+        best = min(map(self.rank, self.of(tenant)))
+        tier = [one for one in self.of(tenant) if self.rank(one) == best]
+        late, in_time = [one for one in tier if self.late(one)], [one for one in tier if not self.late(one)]
+        turn_of_late = bool(late) and (not in_time or self.since_late.get((tenant, best), 0) >= 3)
+        self.since_late[tenant, best] = 0 if turn_of_late else self.since_late.get((tenant, best), 0) + 1
+        return min(late if turn_of_late else in_time, key=lambda one: (self.deadline(one), one.number))
 
     def remove(self, name):
         found = next((one for one in self.waiting if one.request_id == name), None)
         if found is not None:
-            self.leave(found)
+            self.waiting.remove(found)
         return found
 
 

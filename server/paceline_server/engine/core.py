@@ -66,11 +66,12 @@ class EngineCore:
         """Whether `step` would compute anything."""
         return bool(self.scheduler.running or self.scheduler.waiting)
 
-    def submit(self, request: GenerationRequest, arrival: float | None = None) -> Refusal | None:
+    def submit(self, request: GenerationRequest, arrival: float | None = None, *, judge: bool = True) -> Refusal | None:
         """Queue a request.
 
         Args:
             arrival: when it came, if that was before now, on the core's clock.
+            judge: ask admission whether it would be in time.
 
         Returns:
             Why it is not taken, or None. The gateway checks what can never run first, so that such a refusal here is
@@ -87,7 +88,7 @@ class EngineCore:
             max_tokens=min(request.max_tokens, room - len(request.prompt_token_ids)),
             eos_token_ids=self._eos,
         )
-        refusal = self.admission.refusal(sequence, now)
+        refusal = self.admission.refusal(sequence, now) if judge else None
         if refusal is None:
             self.scheduler.add(sequence)
         return refusal

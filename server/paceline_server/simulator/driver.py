@@ -113,6 +113,13 @@ class Simulation:
         predicted = self.core.admission.last_forecast
         outcome.predicted_ttft = None if predicted is None else self.clock.now - request.arrival + predicted
 
+    def force(self, index: int) -> None:
+        """Hand one request to the core though it may have been refused; those that come after it are handed as ever."""
+        outcome = self.outcomes[index]
+        outcome.refusal = None
+        self.core.submit(outcome.request.request(index), outcome.request.arrival, judge=False)
+        self._next = max(self._next, index + 1)
+
     def fork(self) -> Simulation:
         """A copy that goes its own way from here on, with the same trace."""
         return deepcopy(self, {id(self._trace): self._trace})
