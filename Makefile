@@ -17,8 +17,8 @@ PYTEST_ARGS ?=
 help: ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-demo: $(ENV) model ## serve the sample LLMService on this machine and chat with it; KEEP=1 leaves it serving
-	@PATH="$(CURDIR)/$(BIN):$$PATH" KEEP="$(KEEP)" scripts/demo.sh
+demo: $(ENV) model ## serve the sample LLMService on this machine and ask it a question; KEEP=1 leaves it serving
+	@KEEP="$(KEEP)" PORT="$(PORT)" scripts/demo.sh
 
 test: $(ENV) model cluster ## run every test, on the real model, a real API server and a real node
 	@echo "test: unit, contract, server, operator and end-to-end tests"
@@ -30,7 +30,7 @@ check: $(ENV) ## lint, format, types, layers, generated files, documentation; ch
 	@MYPYPATH=tests $(BIN)/mypy --explicit-package-bases tests/cluster tests/e2e
 	@echo "check: layers" && $(BIN)/lint-imports
 	@echo "check: generated files" && $(CLUSTER) build helm && $(BIN)/python scripts/sync_generated.py --check
-	@echo "check: documentation" && $(BIN)/python -m pytest -q $(wildcard tests/unit/test_docs_*.py tests/unit/test_chart_*.py)
+	@echo "check: documentation" && $(BIN)/python -m pytest -q $(wildcard tests/unit/test_*docs*.py tests/unit/test_chart_*.py)
 
 env: $(ENV) ## make .venv with both packages and the tools
 

@@ -32,7 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="`paceline COMMAND --help` tells")
-    chosen = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    if not words:
+        parser.print_help()
+        return 2
+    chosen = parser.parse_args(words)
     try:
         command = importlib.import_module(f"paceline_operator.commands.{chosen.command}")
         return int(command.main(chosen.arguments))

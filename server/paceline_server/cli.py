@@ -18,6 +18,7 @@ from paceline_server.engine.client import EngineClient
 from paceline_server.errors import StartupError
 from paceline_server.gateway.serve import serve_gateway
 from paceline_server.logs import configure_logging
+from paceline_server.model import store
 from paceline_server.simulator import command as simulator
 
 _TERMINATION_LOG = "/dev/termination-log"  # Kubernetes' default terminationMessagePath
@@ -50,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(arguments: argparse.Namespace) -> int:
     flags = {("gateway", key): getattr(arguments, key) for key in ("host", "port")}
     config = load(arguments.config, {key: value for key, value in flags.items() if value is not None})
+    store.check(config.engine.model_path, store.store_root(os.environ))
     asyncio.run(_run(config))
     return 0
 

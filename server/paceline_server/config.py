@@ -22,7 +22,7 @@ _TPOT = "Target for a step that generates for this tier, in milliseconds: prefil
 
 
 class _Group(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
 
 class BackpressureConfig(_Group):
@@ -58,7 +58,7 @@ class EngineConfig(_Group):
         min_length=1, description="hf://ORG/NAME[@REVISION], file:///absolute/folder, or a folder's path."
     )
     served_model_names: tuple[str, ...] = Field(
-        (), description="Names that clients may use; empty means the model's own name."
+        (), strict=False, description="Names that clients may use; empty means the model's own name."
     )
     tensor_parallel_size: Literal[1] = Field(1, description="Only 1 is supported.")
     pipeline_parallel_size: Literal[1] = Field(1, description="Only 1 is supported.")
@@ -172,6 +172,25 @@ class ServerConfig(_Group):
         return self
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key that stands twice in a mapping is an error: the second would silently replace the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping.
+
+        Raises:
+            ConstructorError: a key stands twice.
+        """
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    "while reading a mapping", node.start_mark, f"the key {key.value!r} stands twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
 def parse(data: Mapping[str, Any], overrides: Mapping[tuple[str, str], Any] | None = None) -> ServerConfig:
     """Validate a configuration mapping.
 
@@ -200,7 +219,7 @@ def load(path: Path, overrides: Mapping[tuple[str, str], Any] | None = None) -> 
         InvalidConfiguration: the file cannot be read, is not a YAML mapping, or has mistakes (all of them reported).
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfiguration(f"cannot read {path}: {error}") from None
     except yaml.YAMLError as error:

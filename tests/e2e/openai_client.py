@@ -1,7 +1,8 @@
 """The user of the end-to-end tests: the official openai client, run as a program where the Service can be reached.
 
 Reads {"url": …, "requests": […]} from standard input, sends all requests at once, prints one answer each as JSON:
-{"text", "finish_reason", "tokens", "pieces", "error"}. `error` is null for an answer that came whole.
+{"text", "finish_reason", "tokens", "pieces", "seconds", "error"}; `seconds` are those from the first piece to the last,
+`error` is null for an answer that came whole.
 Run by `LiveService.ask` and `LiveService.asking`.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from typing import Any
 
 from openai import AsyncOpenAI, OpenAIError
@@ -27,7 +29,7 @@ async def main() -> None:
 
 async def ask(client: AsyncOpenAI, request: dict[str, Any]) -> Answer:
     """Send one chat request, streamed or not, as `request["stream"]` says."""
-    answer: Answer = {"text": "", "finish_reason": None, "tokens": None, "pieces": 0, "error": None}
+    answer: Answer = {"text": "", "finish_reason": None, "tokens": None, "pieces": 0, "seconds": 0.0, "error": None}
     try:
         await (streamed if request.get("stream") else whole)(client, request, answer)
     except OpenAIError as error:
@@ -45,11 +47,14 @@ async def whole(client: AsyncOpenAI, request: dict[str, Any], answer: Answer) ->
 
 async def streamed(client: AsyncOpenAI, request: dict[str, Any], answer: Answer) -> None:
     """Fill in the answer piece by piece."""
+    first = None
     async for chunk in await client.chat.completions.create(**request, stream_options={"include_usage": True}):
         for choice in chunk.choices:
             if choice.delta.content:
                 answer["text"] += choice.delta.content
                 answer["pieces"] += 1
+                first = first or time.monotonic()
+                answer["seconds"] = time.monotonic() - first
             answer["finish_reason"] = choice.finish_reason or answer["finish_reason"]
         if chunk.usage:
             answer["tokens"] = chunk.usage.completion_tokens

@@ -89,7 +89,7 @@ def test_only_one_of_two_operators_acts_and_the_other_takes_over(
     assert time.monotonic() - killed < 3 * LEASE_SECONDS
     third = start_operator("third", lease_seconds=60.0)
     second.stop()
-    eventually(third.leads, seconds=15)
+    eventually(third.leads)
 
 
 def test_an_operator_that_loses_its_lease_ends(

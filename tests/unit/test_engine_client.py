@@ -125,6 +125,12 @@ async def test_a_start_that_fails_ends_the_supervisor_with_the_engines_own_reaso
             await supervisor
 
 
+async def test_an_error_that_nobody_foresaw_is_told_with_its_text():
+    async with running_client(load="raise ZeroDivisionError('heads')") as (_, supervisor):
+        with pytest.raises(EngineFailed, match="ZeroDivisionError while loading the model: heads"):
+            await supervisor
+
+
 async def test_a_process_that_dies_while_starting_is_named_by_its_end():
     async with running_client(load="os.kill(os.getpid(), 9)") as (_, supervisor):
         with pytest.raises(EngineFailed, match="SIGKILL"):

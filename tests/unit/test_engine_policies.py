@@ -202,7 +202,7 @@ def test_what_does_not_fit_goes_back_to_its_place(policy):
         ("priority", "quiet", 60.1),  # three levels of 10 s; half of what comes meanwhile is served meanwhile
         ("sjf", "quiet", 20.1),  # 984 tokens of 10 ms, likewise
         ("slo", "flood", 25.0),  # two rises, then each fourth is a late one, and some were late before it
-        ("slo", "quiet", 105.6),  # the head start of 32 quanta and one more, at 8 of 256 tokens each
+        ("slo", "quiet", 106.0),  # the head start of 32 quanta and one more, at 8 of 256 tokens each
     ],
 )
 def test_nothing_is_passed_for_ever_by_a_flood_of_more_urgent_work(policy, tenant, bound):

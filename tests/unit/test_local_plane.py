@@ -142,6 +142,14 @@ async def test_a_server_that_stops_answering_its_liveness_probe_is_restarted(tmp
         await world.until(world.is_ready)
 
 
+async def test_a_server_that_is_not_ready_within_its_startup_budget_is_restarted_and_not_before(tmp_path: Path) -> None:
+    slow = {"FAKE_PHASE_SECONDS": "60"}
+    async with running(fake_service(environment=slow, startupSeconds=20), tmp_path, MACHINE) as world:  # 20 probes
+        await world.until(lambda: world.container()["restartCount"] == 1)
+        (event,) = world.plane.store.list("Event")
+        assert event["message"].startswith("Startup probe failed: HTTP probe failed with statuscode: 503")
+
+
 async def test_scaling_adds_a_pod_with_a_port_of_its_own_and_takes_one_away(tmp_path: Path) -> None:
     async with running(fake_service(), tmp_path, MACHINE) as world:
         await world.until(world.is_ready)

@@ -10,8 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import AttentionInterface
 
 from paceline_server.engine.batch import SequenceSlice, StepBatch
+from paceline_server.errors import ModelUnsupported
+from paceline_server.model.attention.hook import IMPLEMENTATION, LayerAttention
 from paceline_server.model.attention.reference import ReferenceAttention
 from paceline_server.model.cache import KVCache, KVGeometry
 from paceline_server.model.packing import pack
@@ -132,3 +135,39 @@ def test_decodes_of_very_different_lengths_share_a_step(lengths: list[int]) -> N
     results, expected = attend_in_steps(case, torch.float32, 0.3)
     for result, whole in zip(results, expected, strict=True):
         torch.testing.assert_close(result, whole, rtol=1e-5, atol=1e-5)
+
+
+class Sum:
+    """An attention back end that adds each row's own value to its query, one key head for all."""
+
+    def plan(self, batch: object) -> None:
+        raise AssertionError("plan is the runner's affair")
+
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        return query + value
+
+
+def call_hook(query: Tensor, value: Tensor, **others: object) -> Tensor:
+    """Attention as a transformers module calls it, in sequences of at most 32 tokens."""
+    module = torch.nn.Module()
+    module.paceline_attention = LayerAttention(Sum(), 0, 32)
+    output, _ = AttentionInterface()[IMPLEMENTATION](module, query, value, value, None, scaling=1.0, **others)
+    return output
+
+
+QUERY, VALUE = torch.randn(1, 2, 5, 4), torch.randn(1, 1, 5, 4)
+
+
+def test_the_hook_turns_transformers_layout_into_packed_rows_and_back() -> None:
+    output = call_hook(QUERY, VALUE, sliding_window=None, position_ids=torch.arange(5))
+    torch.testing.assert_close(output, (QUERY + VALUE).transpose(1, 2))
+
+
+@pytest.mark.parametrize("argument", [{"softcap": 30.0}, {"s_aux": torch.zeros(2)}, {"sliding_window": 31}])
+def test_an_argument_that_would_change_attention_is_refused_by_name(argument: dict[str, object]) -> None:
+    with pytest.raises(ModelUnsupported, match=next(iter(argument))):
+        call_hook(QUERY, VALUE, **argument)
+
+
+def test_a_window_that_no_sequence_outgrows_is_none() -> None:
+    call_hook(QUERY, VALUE, sliding_window=32)

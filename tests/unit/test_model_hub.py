@@ -190,3 +190,10 @@ def test_a_store_that_cannot_be_written_is_named(hub: FakeHub, tmp_path: Path) -
     (tmp_path / "org").write_text("a file where the organisation's folder should be")
     with pytest.raises(EngineFailed, match=r"cannot write .* into the model store"):
         download(MODEL, tmp_path / "org" / "name", hub.endpoint)
+
+
+def test_a_model_that_does_not_exist_is_not_blamed_on_the_store(hub: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "org").write_text("a file where the organisation's folder should be")
+    hub.refusal = (404, "RepoNotFound")
+    with pytest.raises(ModelNotFound):
+        download(MODEL, tmp_path / "org" / "name", hub.endpoint)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_server.engine.batch import SamplingParams, SequenceSlice, StepBatch
+from paceline_server.model import sampler
 from paceline_server.model.packing import SamplingBatch, pack_sampling
 from paceline_server.model.randomness import outputs, uniforms
 from paceline_server.model.sampler import sample
@@ -71,8 +72,7 @@ def test_tokens_follow_the_softmax_of_the_scaled_logits(temperature: float) -> N
     [
         {"top_k": 1},
         {"top_k": 4},
-        {"top_p": 0.6},
-        {"top_p": 1e-6},
+        *({"top_p": top_p} for top_p in (1e-6, 0.3, 0.45, 0.6, 0.75, 0.85, 0.95)),
         {"min_p": 0.3},
         {"top_k": 6, "top_p": 0.7},
         {"top_k": 8, "top_p": 0.9, "min_p": 0.25},
@@ -172,6 +172,17 @@ def test_numbers_are_uniform_and_uncorrelated_along_seeds_and_along_positions(ax
         assert chi_square(pairs.tolist(), torch.full((256,), 1 / 256)) < limit(255)
 
 
-def test_streams_of_neighbouring_seeds_are_no_shifts_of_one_another() -> None:
-    streams = uniforms(np.repeat(np.arange(50, dtype=np.uint64), 200), np.tile(np.arange(200), 50))
+def test_streams_are_no_shifts_of_one_another_even_where_seeds_differ_by_the_generators_step() -> None:
+    seeds = np.array([5, (5 + 0x9E3779B97F4A7C15) % 2**64, 6], dtype=np.uint64)
+    streams = uniforms(np.repeat(seeds, 200), np.tile(np.arange(200), len(seeds)))
     assert len(np.unique(streams)) == len(streams)
+
+
+@pytest.mark.parametrize(("number", "token"), [(0.0, 2), (0.4999, 2), (0.5, 4), (1.0 - 2.0**-48, 4)])
+def test_the_extremes_of_the_random_number_fall_on_possible_tokens(
+    monkeypatch: pytest.MonkeyPatch, number: float, token: int
+) -> None:
+    monkeypatch.setattr(sampler, "uniforms", lambda seeds, positions: np.full(len(seeds), number))
+    logits = torch.full((1, 6), -math.inf)
+    logits[0, [2, 4]] = 1.0
+    assert sample(logits, batch_of([(SamplingParams(), 1)])) == [token]

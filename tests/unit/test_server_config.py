@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline_server.config import load, parse
+from paceline_server.config import ServerConfig, load, parse
 from paceline_server.errors import InvalidConfiguration
 
 
@@ -38,6 +38,12 @@ def test_a_missing_model_path_is_named():
         parse({})
 
 
+def test_a_list_of_names_and_whole_numbers_for_fractions_are_fine():
+    config = parse({"engine": {"model_path": "m", "served_model_names": ["a", "b"]}, "kv_cache": {"cpu_memory_gb": 2}})
+    assert config.engine.served_model_names == ("a", "b")
+    assert ServerConfig.model_validate_json(config.model_dump_json()) == config
+
+
 def test_a_step_budget_below_the_batch_size_is_refused_with_both_numbers():
     with pytest.raises(InvalidConfiguration, match=r"max_tokens_in_batch \(8\).*max_batch_size \(16\)"):
         parse({"engine": {"model_path": "m"}, "batching": {"max_batch_size": 16, "max_tokens_in_batch": 8}})
@@ -57,6 +63,11 @@ def test_flags_win_over_the_file(tmp_path):
         ("- a\n- b\n", "must hold a mapping"),
         ("", "must hold a mapping"),
         ("engine: m\n", "engine"),
+        ("engine: {model_path: m}\ngateway: {port: true}\n", "gateway.port"),
+        ("engine: {model_path: m}\ngateway: {port: '80'}\n", "gateway.port"),
+        ("engine: {model_path: m}\ngateway: {port: 1}\ngateway: {host: x}\n", "the key 'gateway' stands twice"),
+        ("engine: {model_path: m, model_path: n}\n", "the key 'model_path' stands twice"),
+        ("engine: {? [a] : b}\n", "not valid YAML"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path, content, message):

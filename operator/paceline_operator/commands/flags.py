@@ -24,9 +24,9 @@ def parse_settings(settings: type[T], prog: str, description: str, arguments: Se
 
 
 def _add(parser: argparse.ArgumentParser, field: Field[Any], explanation: str) -> None:
-    flag, text = f"--{field.name.replace('_', '-')}", explanation.replace("%", "%%")
+    flag, text = f"--{field.name.replace('_', '-')}", explanation.rstrip(".").replace("%", "%%")
     if isinstance(field.default, tuple):
-        text += " Separated by commas."
+        text += "; separated by commas"
         parser.add_argument(flag, type=_names, default=field.default, metavar="NAME,…", help=text)
         return
     kind = type(field.default) if field.default is not None else str

@@ -19,9 +19,16 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="manifest with one LLMService")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, metavar="N", help="port to listen on (default: 8000; 0: any free one)")
+    parser.add_argument("--port", type=_port, metavar="N", help="port to listen on (default: 8000; 0: any free one)")
     parser.add_argument("--cpu", action="store_true", help="run on the CPU, whatever spec.resources says of GPUs")
     parser.add_argument("--prompt", metavar="TEXT", help="ask this when ready, print answer and numbers, and end")
     parser.add_argument("--detach", action="store_true", help="leave it running in the background when it is ready")
     chosen = parser.parse_args(arguments)
     return asyncio.run(up(UpOptions(**vars(chosen))))
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{port} is not a port: 0 to 65535")
+    return port

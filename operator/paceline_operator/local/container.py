@@ -66,6 +66,7 @@ def check(pod: Manifest) -> list[str]:
     ]
     known = _HONOURED | _WITHOUT_MEANING | set(_PROBES)
     mistakes += [f"container field {field}: not known to local mode" for field in sorted(set(container) - known)]
+    mistakes += _word_mistakes(container)
     mistakes += _lifecycle_mistakes(container.get("lifecycle", {}))
     mistakes += volumes.check(spec)
     for kind in _PROBES:
@@ -74,6 +75,15 @@ def check(pod: Manifest) -> list[str]:
         except NotSupportedLocally as error:
             mistakes.append(str(error))
     return mistakes
+
+
+def _word_mistakes(container: Manifest) -> list[str]:
+    """A cluster would take the image's own command, and expand $(VAR)."""
+    if not container.get("command"):
+        return ["container command: required, since there is no image that has one"]
+    values = [variable.get("value", "") for variable in container.get("env", ())]
+    words = (word for word in (*container["command"], *container.get("args", ()), *values) if "$(" in str(word))
+    return [f"{word!r}: local mode does not expand $(VAR)" for word in words]
 
 
 def _lifecycle_mistakes(lifecycle: Manifest) -> list[str]:

@@ -23,7 +23,7 @@ class Detached:
     @classmethod
     def start(cls, folder: StateFolder, arguments: Sequence[str]) -> Detached:
         """Start `paceline up` with these arguments; its output goes to the folder's log."""
-        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.make()
         with folder.log.open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "paceline_operator.cli", "up", *arguments],
@@ -37,7 +37,7 @@ class Detached:
     def read(self) -> Snapshot | None:
         """The service as it is; None before there is anything to tell. Raises StartFailed when the process is gone."""
         if self._process.poll() is not None:
-            words = last_words(self._folder.log).removeprefix("paceline: ")
+            words = last_words(self._folder.log).rpartition("paceline: ")[2]
             raise StartFailed(words or f"paceline up ended with exit code {self._process.returncode}")
         snapshot = self._folder.read()
         return snapshot if snapshot and snapshot.pid == self._process.pid else None

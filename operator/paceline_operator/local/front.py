@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,8 +68,9 @@ class FrontDoor:
         try:
             self._server = await asyncio.start_server(self._serve, host, port)
         except OSError as error:
+            why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
             raise AddressInUse(
-                f"cannot listen on {host}:{port} ({error.strerror}): stop what is there, or choose another --port"
+                f"cannot listen on {host}:{port} ({why}): stop what is there, or choose another --port"
             ) from None
         return int(self._server.sockets[0].getsockname()[1])
 

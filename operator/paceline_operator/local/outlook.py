@@ -38,6 +38,12 @@ def hopeless(snapshot: Snapshot) -> str | None:
     return None
 
 
+def has_run(snapshot: Snapshot) -> bool:
+    """Whether a server of the service has run and ended, and may have logged why."""
+    containers = (status for pod in snapshot.pods for status in pod["status"].get("containerStatuses", ()))
+    return any("terminated" in container["state"] or container["lastState"] for container in containers)
+
+
 def _is_stuck(pod: Manifest) -> bool:
     status = pod.get("status", {})
     placed = all(found["status"] == "True" for found in status.get("conditions", ()) if found["type"] == "PodScheduled")

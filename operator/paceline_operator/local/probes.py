@@ -36,7 +36,7 @@ class Probe:
         """Read the probe `kind` (startupProbe, …) of the pod's container; None when there is none.
 
         Raises:
-            NotSupportedLocally: it is not an httpGet probe.
+            NotSupportedLocally: it is not an httpGet probe, or of a port that is not there.
         """
         probe: Manifest | None = pod["spec"]["containers"][0].get(kind)
         if probe is None:
@@ -45,7 +45,10 @@ class Probe:
             asks = ", ".join(sorted({"exec", "grpc", "tcpSocket"} & set(probe))) or "nothing"
             raise NotSupportedLocally(f"{kind} asks by {asks}: local mode knows httpGet probes only")
         get = probe["httpGet"]
-        address = f"{get.get('host', pods_.POD_IP)}:{pods_.port(pod, get['port'])}"
+        try:
+            address = f"{get.get('host', pods_.POD_IP)}:{pods_.port(pod, get['port'])}"
+        except KeyError as name:
+            raise NotSupportedLocally(f"{kind} asks the port {name}, which the container does not have") from None
         return cls(
             url=f"{get.get('scheme', 'HTTP').lower()}://{address}{get.get('path', '/')}",
             headers={header["name"]: header["value"] for header in get.get("httpHeaders", ())},

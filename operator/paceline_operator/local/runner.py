@@ -68,7 +68,6 @@ class PodRunner:
         self._folder = self._log.parent
         self._termination_log = self._folder / "termination-log"
         self._grace_seconds: float = pod["spec"].get("terminationGracePeriodSeconds", _DEFAULT_GRACE_SECONDS)
-        self._event_name = f"{self._name}.trouble"
         self._deleted = asyncio.Event()
         self._process: Process | None = None
         self._state = pods_.PodState()
@@ -132,7 +131,7 @@ class PodRunner:
                 self._report(error)
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
-                self._store.remove("Event", self._event_name)
+                self._store.remove("Event", self._event_name(volumes.FAILED_MOUNT))
                 return await Process.start(launch.command, launch.env, self._log)
 
     def _launch(self, placement: machine.Placement) -> container.Launch:
@@ -151,24 +150,28 @@ class PodRunner:
             self._update(container=pods_.Waiting(error.reason, error.message))
 
     def _warn(self, reason: str, message: str) -> None:
-        """Tell in an event what the pod's status has no place for. One event of this kind at a time."""
-        known = self._store.get("Event", self._event_name)
+        """Tell in an event what the pod's status has no place for; one event for each reason."""
+        name, metadata = self._event_name(reason), self._pod["metadata"]
+        known = self._store.get("Event", name)
         if known and known["message"] == message:
             return
-        metadata = self._pod["metadata"]
-        self._store.remove("Event", self._event_name)
+        self._store.remove("Event", name)
+        about = {"apiVersion": "v1", "kind": "Pod", "name": self._name, "uid": metadata["uid"]}
         self._store.apply(
             {
                 "apiVersion": "v1",
                 "kind": "Event",
-                "metadata": {"name": self._event_name, "namespace": metadata["namespace"]},
-                "involvedObject": {"kind": "Pod", "name": self._name, "uid": metadata["uid"]},
+                "metadata": {"name": name, "namespace": metadata["namespace"], "ownerReferences": [about]},
+                "involvedObject": about,
                 "type": "Warning",
                 "reason": reason,
                 "message": message,
                 "lastTimestamp": timestamp(self._node.clock()),
             }
         )
+
+    def _event_name(self, reason: str) -> str:
+        return f"{self._name}.{reason.lower()}"
 
     async def _watch(self, process: Process) -> int:
         """Until the process has ended, by itself or because a probe said so. Returns its exit status."""

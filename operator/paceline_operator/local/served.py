@@ -42,12 +42,11 @@ class Served:
         Raises:
             AddressInUse: another program listens there.
         """
-        shutil.rmtree(folder.pods, ignore_errors=True)  # of an earlier time
-        folder.forget()
         node = Node(await machine.detect(), folder.pods, model_store(environment), environment)
         served = cls(Plane(service, IMAGE, node, _ignore), folder)
         host, port = address
         served._url = f"http://{_reachable(host)}:{await served._front.start(host, port)}"
+        shutil.rmtree(folder.pods, ignore_errors=True)  # of an earlier time
         return served
 
     async def run(self) -> None:

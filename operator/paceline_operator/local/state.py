@@ -88,6 +88,10 @@ class StateFolder:
         """Output of a detached `paceline up`."""
         return self.path / "up.log"
 
+    def make(self) -> None:
+        """Make the folder, for this user only: logs and manifests are nobody else's business."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
     def write(self, snapshot: Snapshot) -> None:
         """Replace the snapshot; a reader sees the old one or the new one."""
         scratch = self.path / "snapshot.json.new"
@@ -119,7 +123,7 @@ class StateFolder:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Be the process that has this service up. Raises AlreadyRunning."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.make()
         with (self.path / "lock").open("a+", encoding="utf-8") as file:
             deadline = time.monotonic() + _LOCK_SECONDS
             while True:

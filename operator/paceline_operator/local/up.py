@@ -23,7 +23,7 @@ from paceline_operator.local.cluster import key_of
 from paceline_operator.local.detached import Detached
 from paceline_operator.local.errors import AlreadyRunning, NotSupportedLocally, StartFailed
 from paceline_operator.local.invocation import paceline
-from paceline_operator.local.outlook import hopeless
+from paceline_operator.local.outlook import has_run, hopeless
 from paceline_operator.local.progress import Progress, serves
 from paceline_operator.local.prompt import ask
 from paceline_operator.local.race import first_of
@@ -182,8 +182,8 @@ class _Session:
                 if serves(snapshot):
                     return snapshot
                 if not patient and (reason := hopeless(snapshot)):
-                    log = f"`{paceline('logs', self._name)}` shows what it has logged"
-                    raise StartFailed(f"{self._name} does not start: {reason}\n{log}")
+                    log = f"\n`{paceline('logs', self._name)}` shows what it has logged" if has_run(snapshot) else ""
+                    raise StartFailed(f"{self._name} does not start: {reason}{log}")
             await asyncio.sleep(_TICK_SECONDS)
 
     async def _until_measured(self, read: Callable[[], Snapshot | None], snapshot: Snapshot) -> Snapshot:

@@ -43,12 +43,13 @@ def check(pod_spec: Manifest) -> list[str]:
         for kind in volume
         if kind not in ("name", *_KINDS)
     ]
-    return mistakes + [
-        f"mount {mount['mountPath']} has {field}: local mode mounts whole volumes"
-        for mount in pod_spec["containers"][0].get("volumeMounts", ())
-        for field in mount
-        if field not in _MOUNT_FIELDS
-    ]
+    known = {volume["name"] for volume in pod_spec.get("volumes", ())}
+    for mount in pod_spec["containers"][0].get("volumeMounts", ()):
+        if mount["name"] not in known:
+            mistakes.append(f"mount {mount['mountPath']} is of volume {mount['name']}, which the pod does not have")
+        unknown = (field for field in mount if field not in _MOUNT_FIELDS)
+        mistakes += [f"mount {mount['mountPath']} has {field}: local mode mounts whole volumes" for field in unknown]
+    return mistakes
 
 
 def mount(pod: Manifest, folder: Path, model_store: Path, find: Callable[[str, str], Manifest | None]) -> Mounts:

@@ -30,7 +30,7 @@ from paceline_server.engine.wire import (
     Submit,
     encode,
 )
-from paceline_server.errors import StartupError
+from paceline_server.errors import EngineFailed, StartupError
 
 _HEARTBEAT_SECONDS = 1.0
 
@@ -99,6 +99,12 @@ def run(wire: Wire, loader: Loader) -> int:
         except StartupError as error:
             wire.send(Failed(error.reason, str(error)))
             return error.exit_code
+        except GatewayGone:
+            raise
+        except Exception as error:  # the process ends with it: whatever it is, its text must reach the pod's status
+            log.exception("the model could not be loaded")
+            wire.send(Failed(EngineFailed.reason, f"{type(error).__name__} while loading the model: {error}"))
+            return EngineFailed.exit_code
         core = EngineCore(
             loaded.runner,
             loaded.info,

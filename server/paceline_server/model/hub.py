@@ -47,10 +47,11 @@ def download(model: HubModel, folder: Path, endpoint: str | None = None) -> None
         EngineFailed: the store cannot be written.
     """
     try:
+        commit, names = _published(model, endpoint)  # first: that there is no such model matters most
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _turn(folder):
             if not folder.is_dir() or not any(folder.iterdir()):
-                _fetch(model, folder, endpoint)
+                _fetch(model, folder, endpoint, commit, names)
     except GatedRepoError:
         raise ModelUnauthorized(
             f"{model.uri} is gated: accept its terms on the hub and give HF_TOKEN of that account"
@@ -67,8 +68,7 @@ def download(model: HubModel, folder: Path, endpoint: str | None = None) -> None
         raise EngineFailed(f"cannot write {model.uri} into the model store {folder.parent}: {error}") from None
 
 
-def _fetch(model: HubModel, folder: Path, endpoint: str | None) -> None:
-    commit, names = _published(model, endpoint)
+def _fetch(model: HubModel, folder: Path, endpoint: str | None, commit: str | None, names: list[str]) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
     snapshot_download(
         model.repository, revision=commit, local_dir=partial, allow_patterns=names, endpoint=endpoint, max_workers=4

@@ -105,6 +105,20 @@ def resolve(model_path: str, store: Path, fetch: Fetch) -> Path:
     return folder
 
 
+def check(model_path: str, store: Path) -> None:
+    """Refuse at once what `resolve` would refuse later: everything that can be known without the hub.
+
+    Raises:
+        InvalidConfiguration: `model_path` cannot be understood.
+        ModelNotFound: no such folder, or an incomplete one.
+        ModelUnsupported: a folder without safetensors weights.
+    """
+    model = parse(model_path)
+    folder = model if isinstance(model, Path) else model.folder(store)
+    if isinstance(model, Path) or (folder.is_dir() and any(folder.iterdir())):
+        require_model(folder)
+
+
 def require_model(folder: Path) -> None:
     """Check that a folder holds all files of one model, by their names only.
 
