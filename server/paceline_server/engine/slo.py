@@ -30,6 +30,7 @@ from paceline_server.engine.sequence import Sequence
 _TIERS = tuple(Tier)
 _RANKS = {tier: rank for rank, tier in enumerate(_TIERS)}
 _HEAD_STARTS = (32, 16, 0)  # quanta by rank that a tenant may have used more and still go first
+_MOVES_A_CALL = 64  # sequences that rise or become late at once: a hundred thousand of one age must not stop a step
 _IN_TIME_BY_LATE = 3  # sequences that are served in time for each one that is late already
 
 
@@ -155,8 +156,11 @@ class SloLine:
         return rank
 
     def _promote(self, now: float) -> None:
-        """Let everybody rise whose time has come; each rises at most once a tier."""
-        while (first := self._ageing.first()) is not None and first[0] <= now:
+        """Let those rise whose time has come; each rises at most once a tier."""
+        for _ in range(_MOVES_A_CALL):
+            first = self._ageing.first()
+            if first is None or first[0] > now:
+                return
             sequence = first[1]
             self._ageing.remove(sequence.request_id)
             self._place(sequence, self._leave(sequence) - 1, now)
@@ -274,11 +278,15 @@ class _TierLine:
 
     def deadline(self, now: float) -> float:
         """The earliest that can still be met; infinite where there is none. It only grows, but for `add`."""
-        while (first := self._in_time.first()) is not None and first[0] < now:
+        for _ in range(_MOVES_A_CALL):
+            first = self._in_time.first()
+            if first is None or first[0] >= now:
+                break
             deadline, sequence = first
             self._in_time.remove(sequence.request_id)
             self._late.push(sequence.request_id, deadline, sequence, sequence.number)
             self._late_tokens += sequence.num_tokens
+        first = self._in_time.first()
         return inf if first is None else first[0]
 
     def choose(self, now: float) -> Sequence:
