@@ -95,6 +95,29 @@ def test_the_forecast_with_all_blocks_taken_is_the_time_until_enough_come_free()
     assert core.admission.last_forecast == pytest.approx(first_token_after(core, machine, "b"), rel=0.15)
 
 
+def test_the_forecast_behind_a_long_prompt_under_way_counts_no_more_of_it_than_half_a_step_each_time():
+    core, machine = make_core(admission="none")
+    core.submit(request("long", 900))
+    core.step()
+    core.submit(request("short", 100))
+    assert core.admission.last_forecast == pytest.approx(first_token_after(core, machine, "short"), rel=0.25)
+    assert core.scheduler.running[0].remaining > 400
+
+
+def test_the_forecast_of_a_tier_counts_the_more_urgent_that_keep_coming():
+    core, _ = make_core(admission="none", batch=4)
+    for index in range(4):
+        core.submit(request(f"first{index}", 10, 20))
+    forecasts = []
+    for index in range(30):  # every fourth step an interactive one comes
+        for _ in range(4):
+            core.step()
+        core.submit(request(f"urgent{index}", 10, 20, tier=Tier.INTERACTIVE))
+        forecasts.append(core.stats().predicted_ttft_seconds)
+    assert forecasts[-1]["batch"] > 2 * forecasts[-1]["interactive"]
+    assert len(core.scheduler.waiting) > 0
+
+
 def test_what_the_prefix_cache_holds_is_not_expected_to_take_time():
     core, machine = make_core()
     core.submit(request("a", 200))

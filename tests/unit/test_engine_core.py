@@ -279,6 +279,59 @@ def test_tiny_requests_start_while_a_prompt_of_sixty_steps_is_computed():
     assert {f"tiny{index}" for index in range(10)} <= {output.request_id for output in core.step()}, "one step later"
 
 
+def test_a_resumed_sequence_is_not_thrown_out_again_in_the_next_steps():
+    core, _ = make_core(batch=8, budget=64, num_blocks=16, block_size=4)
+    for index in range(8):
+        core.submit(request(f"r{index}", [index + 1] * 4, 30))
+    resumed: dict[str, int] = {}
+    for step in range(1_000):
+        if not core.has_work:
+            break
+        before = {one.request_id: one.preemptions for one in core.scheduler.running}
+        core.step()
+        for one in core.scheduler.running:
+            if one.request_id not in before and one.preemptions:
+                resumed[one.request_id] = step
+        for one in core.scheduler.waiting:
+            if one.preemptions > before.get(one.request_id, one.preemptions):
+                assert step - resumed.get(one.request_id, -99) > 1, "resumed only to be preempted"
+
+
+def test_what_a_tenant_is_charged_is_its_uncached_prompt_once_its_output_and_the_blocks_that_it_holds():
+    core, _ = make_core(batch=2, budget=64, num_blocks=64, block_size=4)
+    core.submit(request("a", list(range(1, 12)), 3, tenant="t"))
+    used = core.scheduler.waiting._counters.used
+    core.step()  # the prompt's 11 tokens and the first output, three blocks held
+    assert used("t") == pytest.approx(11 + 2 + 3 * 0.05)
+    core.step()
+    assert used("t") == pytest.approx(11 + 4 + 6 * 0.05)
+    core.scheduler._preempt(core.scheduler.running[0], 0.0)
+    core.step()  # its first two blocks come from the cache; what has to be computed anew costs nothing
+    assert used("t") == pytest.approx(11 + 6 + 10 * 0.05)
+
+
+def test_steps_that_generate_for_a_tier_stay_within_its_target_while_a_long_prompt_is_computed():
+    class Machine(FakeRunner):
+        def execute(self, batch):
+            clock.now += 0.010 + 0.001 * batch.num_tokens
+            return super().execute(batch)
+
+    clock, info = Clock(), model_info(num_blocks=400, max_model_len=1_500)
+    core = EngineCore(Machine(info), info, SchedulerLimits(4, 512), SchedulingConfig(), clock=clock)
+    core.submit(request("warm", [1] * 300, 8))
+    core.submit(request("talk", [2] * 8, 60, tier=Tier.INTERACTIVE))
+    run_steps = [core.step() for _ in range(10)]
+    assert run_steps
+    core.submit(request("long", [3] * 1_000, 2))
+    steps = []
+    while any(one.request_id == "talk" for one in core.scheduler.running) and core.has_work:
+        begin = clock.now
+        core.step()
+        steps.append(clock.now - begin)
+    assert max(steps) == pytest.approx(0.1, rel=0.05), "as much as fits into the 100 ms of interactive"
+    run(core)
+
+
 arrivals = st.lists(
     st.tuples(
         st.lists(st.integers(1, 3), min_size=1, max_size=20),  # few distinct tokens: prefixes are shared often

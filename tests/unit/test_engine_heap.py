@@ -1,5 +1,7 @@
 """The heap under the waiting lines."""
 
+from random import Random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +34,21 @@ def test_it_behaves_as_a_dictionary_that_is_sorted_by_key_and_name(operations):
         assert len(heap) == len(model)
         assert set(heap) == set(model)
         assert all(heap.get(one) == one and one in heap for one in model)
+
+
+def test_the_order_survives_the_dead_being_swept_out():
+    heap, random = LazyHeap(), Random(1)
+    keys = {str(number): random.random() for number in range(1_000)}
+    for name, key in keys.items():
+        heap.push(name, key, name)
+    for number in range(0, 1_000, 4):
+        for other in range(number, number + 3):
+            heap.remove(str(other))
+            del keys[str(other)]
+    order = []
+    while heap.first() is not None:
+        order.append(heap.remove(heap.first()[1]))
+    assert order == sorted(keys, key=keys.get)
 
 
 def test_equal_keys_go_by_their_tie():

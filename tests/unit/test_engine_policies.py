@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_server.config import SchedulingConfig
-from paceline_server.engine.fairness import INPUT_COST, QUANTUM, TokenCounters
+from paceline_server.engine.fairness import CREDIT, INPUT_COST, QUANTUM, Slots, TokenCounters
 from paceline_server.engine.interface import GenerationRequest, Tier
 from paceline_server.engine.policies import ttft_targets, waiting_line
 from paceline_server.engine.queue import Backlog
@@ -140,17 +140,68 @@ def test_slo_gives_a_tenant_of_three_times_the_weight_three_times_the_tokens():
     assert served["a"] == pytest.approx(3 * served["b"], rel=0.1)
 
 
-def test_slo_lifts_a_tenant_that_was_idle_to_the_least_used_of_those_that_wait():
-    line = fill(line_of("slo"), *(sequence(f"busy{index}", prompt=1000, tenant="busy") for index in range(60)))
+def test_slo_lifts_a_tenant_that_was_idle_to_the_least_used_of_those_that_wait_less_a_small_credit():
+    line = fill(line_of("slo"), *(sequence(f"busy{index}", prompt=1024, tenant="busy") for index in range(60)))
     for _ in range(30):
-        line.charge(line.take(0.0), 1000.0)
-    fill(line, *(sequence(f"idle{index}", prompt=1000, tenant="idle") for index in range(30)))
+        line.charge(line.take(0.0), 1024.0)
+    fill(line, *(sequence(f"idle{index}", prompt=1024, tenant="idle") for index in range(30)))
     order = []
-    for _ in range(20):
+    for _ in range(22):
         one = line.take(0.0)
-        line.charge(one, 1000.0)
+        line.charge(one, 1024.0)
         order.append(one.request.tenant)
-    assert order.count("idle") == 10, "it has not saved up the turns that it missed while idle"
+    assert order.count("idle") == 11 + CREDIT / 1024 / 2, "not the thirty turns that it missed while idle"
+
+
+def test_slo_lifts_a_tenant_that_comes_to_an_empty_line_to_the_one_that_was_served_last():
+    line = fill(line_of("slo"), sequence("first", tenant="busy"), sequence("second", tenant="busy"))
+    line.charge(line.take(0.0), 100 * QUANTUM)
+    line.take(0.0)
+    fill(line, sequence("newcomer", tenant="idle"))
+    assert line._counters.used("idle") == 100 * QUANTUM - CREDIT
+
+
+def test_slo_keeps_the_last_slots_for_tenants_that_hold_less_than_their_share():
+    line = fill(line_of("slo"), *(sequence(f"flood{index}", tenant="flood") for index in range(9)))
+    for _ in range(6):
+        line.take(0.0)
+    assert line.take(0.0, scarce=True).request.tenant == "flood", "it is alone"
+    fill(line, sequence("quiet", 1.0, tenant="quiet"))
+    line.charge(sequence("earlier", tenant="quiet"), 1e6)
+    assert line.take(1.0, scarce=True).request_id == "quiet", "though it has used more"
+    assert line.take(1.0, scarce=True) is None, "the last ones are kept"
+    assert line.take(1.0).request.tenant == "flood"
+    fill(line, sequence("later", 20.0, tenant="flood"))
+    for one in [sequence("quiet", tenant="quiet")]:
+        line.note_end(one)
+    assert line.take(20.0, scarce=True).request.tenant == "flood", "the other one has been gone for ten seconds"
+
+
+def test_slots_count_what_each_tenant_holds_by_its_weight():
+    slots = Slots()
+    slots.note("big", 3.0, 0.0)
+    slots.note("small", 1.0, 0.0)
+    for _ in range(6):
+        slots.take("big")
+    assert slots.below_share("small", 0.0)
+    for _ in range(2):
+        slots.take("small")
+    assert slots.below_share("small", 0.0), "a quarter of nine is more than two"
+    assert slots.below_share("big", 0.0)
+    slots.take("small")
+    assert not slots.below_share("small", 0.0)
+    slots.give_back("small")
+    assert slots.below_share("small", 0.0)
+
+
+def test_slo_favours_the_prompt_of_a_tenant_that_has_used_less_than_any_that_waits():
+    line = fill(line_of("slo"), sequence("waiting", tenant="flood"))
+    running = sequence("running", tenant="quiet")
+    line.charge(sequence("earlier", tenant="flood"), 4 * QUANTUM)
+    assert line.favours(running, 0.0)
+    line.charge(running, 4 * QUANTUM)
+    assert not line.favours(running, 0.0)
+    assert not line_of("fcfs").favours(running, 0.0)
 
 
 def test_slo_does_not_lift_a_tenant_whose_sequence_only_comes_back():
@@ -177,9 +228,10 @@ def test_slo_forgets_idle_tenants_when_there_are_very_many():
 def test_a_preempted_sequence_goes_before_its_equals_and_the_older_one_first(policy):
     line = line_of(policy)
     older, younger = sequence("older", 0.0), sequence("younger", 0.5)
-    fill(line, older, younger, sequence("new", 0.0))
-    taken = [line.remove("younger"), line.remove("older")]
-    for one in taken:
+    fill(line, older, younger)
+    taken = [line.take(0.5), line.take(0.5)]
+    fill(line, sequence("new", 0.0))
+    for one in reversed(taken):
         one.preemptions = 1
         line.put_back(one, 1.0)
     assert drain(line, now=1.0) == ["older", "younger", "new"]
@@ -202,7 +254,7 @@ def test_what_does_not_fit_goes_back_to_its_place(policy):
         ("priority", "quiet", 60.1),  # three levels of 10 s; half of what comes meanwhile is served meanwhile
         ("sjf", "quiet", 20.1),  # 984 tokens of 10 ms, likewise
         ("slo", "flood", 25.0),  # two rises, then each fourth is a late one, and some were late before it
-        ("slo", "quiet", 106.0),  # the head start of 32 quanta and one more, at 8 of 256 tokens each
+        ("slo", "quiet", 106.0),  # the head start of 32 quanta of 256 and one more, at 8 tokens a take
     ],
 )
 def test_nothing_is_passed_for_ever_by_a_flood_of_more_urgent_work(policy, tenant, bound):
@@ -294,7 +346,7 @@ class NaiveSlo:
         if not self.of(tenant):
             first = self.next_tenant()
             floor = self.floor if first is None else self.used.get(first, 0.0)
-            self.used[tenant] = max(self.used.get(tenant, 0.0), floor)
+            self.used[tenant] = max(self.used.get(tenant, 0.0), floor - CREDIT)
             self.since_late = {key: count for key, count in self.since_late.items() if key[0] != tenant}
         self.put_back(one, now)
 

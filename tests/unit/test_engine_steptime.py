@@ -94,11 +94,21 @@ def test_no_cost_is_ever_negative():
     assert model.seconds(1_000_000, 0) >= 0.0
 
 
+def test_where_one_cost_would_come_out_negative_the_others_are_fitted_without_it():
+    model, random = StepTimeModel(), Random(8)
+    for _ in range(200):
+        tokens = random.randrange(2, 400)
+        pairs = tokens * random.randrange(1, 50)
+        model.observe(StepShape(tokens, pairs, prefills=True), 0.01 + 1e-4 * tokens - 1e-7 * pairs)
+    assert model.coefficients[2] == 0.0
+    assert model.seconds(200, 5_000) == pytest.approx(0.01 + 1e-4 * 200 - 1e-7 * 5_000, rel=0.1)
+
+
 def sequence(tokens, tier):
     return Sequence(GenerationRequest("r", (1,) * tokens, 8, tier=tier), 0.0, 8)
 
 
-TARGETS = {Tier.INTERACTIVE: 0.02, Tier.STANDARD: 0.05}
+TARGETS = {Tier.INTERACTIVE: 0.0085, Tier.STANDARD: 0.05}  # the first is missed by decoding alone
 
 
 @settings(deadline=None)

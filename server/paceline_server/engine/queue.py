@@ -64,8 +64,12 @@ class WaitingLine(Protocol):
         """Return a sequence that was taken: one that did not fit, to its place; a preempted one, before all equals."""
         ...
 
-    def take(self, now: float) -> Sequence | None:
-        """Take out the sequence that should enter next, or None."""
+    def take(self, now: float, *, scarce: bool = False) -> Sequence | None:
+        """Take out the sequence that should enter next, or None.
+
+        Args:
+            scarce: few slots are left; a policy may keep them for somebody who is not there yet.
+        """
         ...
 
     def remove(self, request_id: str) -> Sequence | None:
@@ -74,6 +78,14 @@ class WaitingLine(Protocol):
 
     def charge(self, sequence: Sequence, cost: float) -> None:
         """Book what a sequence has used of the engine, in weighted tokens."""
+        ...
+
+    def favours(self, sequence: Sequence, now: float) -> bool:
+        """Whether the prompt of a sequence that was taken goes before anything that waits."""
+        ...
+
+    def note_end(self, sequence: Sequence) -> None:
+        """A sequence that was taken is gone for good."""
         ...
 
     def ahead_of(self, sequence: Sequence, now: float) -> Backlog:
@@ -124,7 +136,7 @@ class OrderedLine:
         self._by_arrival.push(sequence.request_id, sequence.arrival, sequence, sequence.number)
         self._tokens += sequence.num_tokens
 
-    def take(self, now: float) -> Sequence | None:
+    def take(self, now: float, *, scarce: bool = False) -> Sequence | None:
         """Take out the first sequence, or None."""
         first = self._resumed.first() or self._line.first()
         return None if first is None else self.remove(first[1].request_id)
@@ -139,6 +151,13 @@ class OrderedLine:
 
     def charge(self, sequence: Sequence, cost: float) -> None:
         """Nothing here depends on what was used."""
+
+    def favours(self, sequence: Sequence, now: float) -> bool:
+        """None: a long prompt must leave something to the short ones behind it."""
+        return False
+
+    def note_end(self, sequence: Sequence) -> None:
+        """Nothing here depends on who runs."""
 
     def ahead_of(self, sequence: Sequence, now: float) -> Backlog:
         """All that wait with a smaller or equal key: O(waiting), but O(1) where the order is that of arrival."""

@@ -28,6 +28,7 @@ from paceline_server.engine.pacing import Pacer
 from paceline_server.engine.queue import WaitingLine
 from paceline_server.engine.sequence import Sequence
 
+_SLOTS_BY_HEADROOM = 16  # of so many slots the last one is only for tenants that hold less than their share
 _MAX_PASSED = 8  # sequences that a step tries and finds too large before it gives up
 
 
@@ -103,6 +104,7 @@ class Scheduler:
             if sequence.request_id == request_id:
                 del self.running[index]
                 self._release(sequence)
+                self.waiting.note_end(sequence)
                 return sequence
         return None
 
@@ -124,7 +126,7 @@ class Scheduler:
         """
         plan = self._decodes(now)
         budget = self._prefill_budget(plan)
-        budget -= self._prefills(plan, budget)
+        budget -= self._prefills(plan, budget, now)
         self._admit(plan, budget, now)
         for item in plan:
             if item.sequence.first_scheduled is None:
@@ -154,6 +156,7 @@ class Scheduler:
                 finished.add(sequence.request_id)
                 self._expiring.remove(sequence.request_id)
                 self._release(sequence)
+                self.waiting.note_end(sequence)
         if finished:
             self.running = [sequence for sequence in self.running if sequence.request_id not in finished]
         return outputs
@@ -196,20 +199,23 @@ class Scheduler:
         position = next((one.num_computed for one in self.running if one.remaining > 1), 0)
         return self._pacer.prefill_tokens((item.sequence for item in decodes), position, budget)
 
-    def _prefills(self, plan: list[Scheduled], budget: int) -> int:
+    def _prefills(self, plan: list[Scheduled], budget: int, now: float) -> int:
         """Continue prefills under way, oldest first; returns the tokens given out.
 
-        While somebody waits for admission, each takes at most half of what is left, so that a long prompt does not
-        keep short ones from entering.
+        Each takes at most half of what is left while another one is behind it or somebody waits for admission, so that
+        a long prompt does not keep short ones from their first token. Those that the policy favours over all that wait
+        go first and take what they can.
         """
         given = 0
         decoding = {item.sequence.request_id for item in plan}
-        crowded = len(self.waiting) > 0 and len(self.running) < self.limits.max_batch_size
-        for sequence in self.running:
-            if sequence.request_id in decoding:
-                continue
+        waiting = len(self.waiting) > 0 and len(self.running) < self.limits.max_batch_size
+        prefills = [sequence for sequence in self.running if sequence.request_id not in decoding]
+        favoured = {one.request_id for one in prefills if waiting and self.waiting.favours(one, now)}
+        prefills.sort(key=lambda sequence: sequence.request_id not in favoured)
+        for place, sequence in enumerate(prefills, start=1):
             left = budget - given
-            count = min(sequence.remaining, -(-left // 2) if crowded else left)
+            shares = sequence.request_id not in favoured and (waiting or place < len(prefills))
+            count = min(sequence.remaining, -(-left // 2) if shares else left)
             if count > 0:
                 plan.append(Scheduled(sequence, count))
                 given += count
@@ -219,7 +225,8 @@ class Scheduler:
         """Take sequences from the waiting line while slots, tokens and blocks last."""
         passed: list[Sequence] = []
         while budget > 0 and len(self.running) < self.limits.max_batch_size:
-            sequence = self.waiting.take(now)
+            free = self.limits.max_batch_size - len(self.running)
+            sequence = self.waiting.take(now, scarce=free <= self.limits.max_batch_size // _SLOTS_BY_HEADROOM)
             if sequence is None:
                 break
             if not self._place(sequence):

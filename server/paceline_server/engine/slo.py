@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import inf
 
-from paceline_server.engine.fairness import QUANTUM, TokenCounters
+from paceline_server.engine.fairness import CREDIT, QUANTUM, Slots, TokenCounters
 from paceline_server.engine.heap import LazyHeap
 from paceline_server.engine.interface import Tier
 from paceline_server.engine.queue import Backlog
@@ -47,6 +47,7 @@ class SloLine:
         self._promote_after = promote_after
         self._counters = TokenCounters()
         self._floor = 0.0  # counter of the tenant that was served last: newcomers start there when nobody waits
+        self._slots = Slots()
         self._resumed: LazyHeap[float, Sequence] = LazyHeap()
         self._lines: dict[str, _TenantLine] = {}
         self._turns: LazyHeap[tuple[int, float], str] = LazyHeap()  # tenants by whose turn it is
@@ -75,31 +76,42 @@ class SloLine:
         """Add a new sequence; a tenant of which nothing waited is lifted to those that wait."""
         tenant = sequence.request.tenant
         if tenant not in self._lines:
-            self._counters.lift(tenant, self._smallest(now))
-        self.put_back(sequence, now)
+            self._counters.lift(tenant, self._smallest(now) - CREDIT)
+        self._slots.note(tenant, sequence.request.weight, now)
+        self._enter(sequence, now)
         self._counters.forget_idle(self._lines.__contains__)
 
     def put_back(self, sequence: Sequence, now: float) -> None:
         """Return a sequence that was taken; its tenant keeps what it had saved up."""
+        self._slots.give_back(sequence.request.tenant)
+        self._enter(sequence, now)
+
+    def _enter(self, sequence: Sequence, now: float) -> None:
         self._by_arrival.push(sequence.request_id, sequence.arrival, sequence, sequence.number)
         self._tokens += sequence.num_tokens
         if sequence.preemptions:
             self._resumed.push(sequence.request_id, 0.0, sequence, sequence.number)
         else:
-            risen = int((now - sequence.arrival) / self._promote_after)
-            self._place(sequence, max(0, _RANKS[sequence.request.tier] - risen), now)
+            self._place(sequence, _RANKS[sequence.request.tier], now)  # what is due rises before the next is taken
 
-    def take(self, now: float) -> Sequence | None:
-        """Take out the sequence that should enter next, or None."""
+    def take(self, now: float, *, scarce: bool = False) -> Sequence | None:
+        """Take out the sequence that should enter next, or None.
+
+        Args:
+            scarce: few slots are left; they are for tenants that hold less than their share of the slots.
+        """
+        self._promote(now)
         resumed = self._resumed.first()
         if resumed is not None:
-            return self.remove(resumed[1].request_id)
-        self._promote(now)
-        tenant = self._next_tenant(now)
-        if tenant is None:
-            return None
-        self._floor = max(self._floor, self._counters.used(tenant))
-        return self.remove(self._lines[tenant].choose(now).request_id)
+            sequence = resumed[1]
+        else:
+            tenant = self._next_below_share(now) if scarce else self._next_tenant(now)
+            if tenant is None:
+                return None
+            self._floor = max(self._floor, self._counters.used(tenant))
+            sequence = self._lines[tenant].choose(now)
+        self._slots.take(sequence.request.tenant)
+        return self.remove(sequence.request_id)
 
     def remove(self, request_id: str) -> Sequence | None:
         """Take a sequence out, wherever it stands."""
@@ -115,6 +127,15 @@ class SloLine:
         """Book what a sequence has used to its tenant's counter."""
         self._counters.charge(sequence.request.tenant, cost, sequence.request.weight)
 
+    def favours(self, sequence: Sequence, now: float) -> bool:
+        """Whether its tenant has used less than the one whose turn it is."""
+        tenant = self._next_tenant(now)
+        return tenant is not None and self._counters.level(sequence.request.tenant) < self._counters.level(tenant)
+
+    def note_end(self, sequence: Sequence) -> None:
+        """A sequence that was taken is gone: its tenant holds a slot less."""
+        self._slots.give_back(sequence.request.tenant)
+
     def ahead_of(self, sequence: Sequence, now: float) -> Backlog:
         """What would go before a sequence if it were pushed now, newcomers not counted: O(tenants).
 
@@ -125,7 +146,7 @@ class SloLine:
         tenant, rank = sequence.request.tenant, _RANKS[sequence.request.tier]
         own = self._lines.get(tenant)
         due = own.ahead_of(rank, now) if own else Backlog(0, 0)
-        start = self._counters.used(tenant) if own else max(self._counters.used(tenant), self._smallest(now))
+        start = self._counters.used(tenant) if own else max(self._counters.used(tenant), self._smallest(now) - CREDIT)
         turn = start + due.tokens / sequence.request.weight - _HEAD_STARTS[rank] * QUANTUM
         requests = len(self._resumed) + due.requests
         tokens = sum(one.num_tokens for one in self._resumed) + due.tokens
@@ -184,6 +205,16 @@ class SloLine:
                 return tenant
             self._turns.push(tenant, current, tenant)
         return None
+
+    def _next_below_share(self, now: float) -> str | None:
+        """Whose turn it is of the tenants that hold less than their share of the slots."""
+        passed: list[str] = []
+        while (tenant := self._next_tenant(now)) is not None and not self._slots.below_share(tenant, now):
+            self._turns.remove(tenant)
+            passed.append(tenant)
+        for one in passed:
+            self._turns.push(one, self._turn(one, now), one)
+        return tenant
 
     def _turn(self, tenant: str, now: float) -> tuple[int, float]:
         line = self._lines[tenant]
