@@ -46,7 +46,18 @@ def median_of(runs: Sequence[Run], server: str, clients: int, figure: str) -> fl
 
 
 def write(name: str, workload: Mapping[str, Any], runs: Sequence[Run], ratios: Mapping[str, float]) -> Path:
-    """Write the result file; returns its path."""
+    """Write the result file of served runs; returns its path."""
+    return write_rows(name, workload, [asdict(run) for run in runs], ratios)
+
+
+def write_rows(
+    name: str, workload: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float]
+) -> Path:
+    """Write a result file; returns its path.
+
+    Args:
+        rows: figures of any kind, one mapping a run.
+    """
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{name}.json"
     content = {
@@ -54,7 +65,7 @@ def write(name: str, workload: Mapping[str, Any], runs: Sequence[Run], ratios: M
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": facts(),
         "workload": workload,
-        "runs": [asdict(run) for run in runs],
+        "runs": list(rows),
         "ratios": {key: round(value, 3) for key, value in ratios.items()},
     }
     path.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The `paceline-server` command: `serve` runs the gateway and the engine.
+"""The `paceline-server` command: `serve` runs the gateway and the engine; `simulate` is in the simulator's own module.
 
 Start-up errors end here: their reason goes to stderr and to the termination log (which Kubernetes shows as the
 container's termination message), and their exit code tells whether a restart can help.
@@ -19,6 +19,7 @@ from paceline_server.errors import StartupError
 from paceline_server.gateway.serve import serve_gateway
 from paceline_server.logs import configure_logging
 from paceline_server.model import store
+from paceline_server.simulator import command as simulator
 
 _TERMINATION_LOG = "/dev/termination-log"  # Kubernetes' default terminationMessagePath
 _TERMINATION_BYTES = 4096  # more is cut by the kubelet
@@ -43,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", help="address to listen on; wins over the file")
     serve.add_argument("--port", type=int, help="port to listen on; wins over the file; 0 takes a free one")
     serve.set_defaults(run=_serve)
+    simulator.add_command(commands)
     return parser
 
 

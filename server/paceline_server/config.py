@@ -18,6 +18,8 @@ from paceline_server.errors import InvalidConfiguration
 
 Positive = Annotated[int, Field(gt=0)]
 
+_TPOT = "Target for a step that generates for this tier, in milliseconds: prefills get what fits. null is no target."
+
 
 class _Group(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
@@ -101,6 +103,59 @@ class KVCacheConfig(_Group):
     prefix_caching: bool = Field(True, description="Keep the blocks of finished sequences for prompts that share them.")
 
 
+class InteractiveTier(_Group):
+    """Somebody waits in front of a screen."""
+
+    ttft_ms: float = Field(100.0, gt=0, description="Target for the time to the first token, in milliseconds.")
+    tpot_ms: float | None = Field(100.0, gt=0, description=_TPOT)
+
+
+class StandardTier(_Group):
+    """Requests that name no tier."""
+
+    ttft_ms: float = Field(500.0, gt=0, description="Target for the time to the first token, in milliseconds.")
+    tpot_ms: float | None = Field(250.0, gt=0, description=_TPOT)
+
+
+class BatchTier(_Group):
+    """Work that can wait for a quiet moment."""
+
+    ttft_ms: float = Field(5000.0, gt=0, description="Target for the time to the first token, in milliseconds.")
+    tpot_ms: float | None = Field(None, gt=0, description=_TPOT)
+
+
+class TiersConfig(_Group):
+    """What each tier is held to."""
+
+    interactive: InteractiveTier = InteractiveTier()
+    standard: StandardTier = StandardTier()
+    batch: BatchTier = BatchTier()
+
+
+class SchedulingConfig(_Group):
+    """Who goes first."""
+
+    policy: Literal["slo", "fcfs", "priority", "sjf"] = Field(
+        "slo",
+        description="Order of those that wait. slo: tiers, fair shares between tenants, earliest deadline; fcfs: first "
+        "come, first served; priority: the request's own number; sjf: shortest job first, by prompt and max_tokens.",
+    )
+    admission: Literal["none", "timeout", "target"] = Field(
+        "timeout",
+        description="What a request must be able to meet by forecast, else it is refused at once with a Retry-After: "
+        "nothing, its own timeout, or its tier's ttft_ms as well.",
+    )
+    max_bypass_ms: float = Field(
+        500.0,
+        ge=0,
+        description="How long smaller requests may pass one whose turn it is and whose KV blocks do not fit yet.",
+    )
+    promote_after_seconds: float = Field(
+        10.0, gt=0, description="Waiting after which a request rises by one tier, so that nobody starves (slo)."
+    )
+    tiers: TiersConfig = TiersConfig()
+
+
 class ServerConfig(_Group):
     """The whole file."""
 
@@ -108,6 +163,7 @@ class ServerConfig(_Group):
     engine: EngineConfig
     batching: BatchingConfig = BatchingConfig()
     kv_cache: KVCacheConfig = KVCacheConfig()
+    scheduling: SchedulingConfig = SchedulingConfig()
 
     @model_validator(mode="after")
     def _budget_holds_the_decodes(self) -> ServerConfig:
@@ -173,7 +229,7 @@ def load(path: Path, overrides: Mapping[tuple[str, str], Any] | None = None) -> 
     except yaml.YAMLError as error:
         raise InvalidConfiguration(f"{path} is not valid YAML: {error}") from None
     if not isinstance(data, Mapping):
-        raise InvalidConfiguration(f"{path} must hold a mapping of gateway, engine, batching and kv_cache")
+        raise InvalidConfiguration(f"{path} must hold a mapping of gateway, engine, batching, kv_cache and scheduling")
     try:
         return parse(data, overrides)
     except InvalidConfiguration as error:

@@ -19,6 +19,7 @@
         ├── Overloaded              503 (or 429 by configuration) with Retry-After
         ├── Draining                503 with Retry-After
         ├── EngineUnavailable       503 with Retry-After: not ready yet, or restarting
+        ├── DeadlineExceeded        504: the request's own timeout was over before its first token
         └── EngineLost              500: the engine died while it worked on this request
 
 Callers: startup errors are translated in `cli` (exit code, termination log), request errors in the gateway's one
@@ -184,6 +185,13 @@ class EngineUnavailable(RequestError):
 
     status = 503
     type = "overloaded_error"
+
+
+class DeadlineExceeded(RequestError):
+    """The request's own timeout was over before its first token: it never took a slot."""
+
+    status = 504
+    type = "timeout_error"
 
 
 class EngineLost(RequestError):

@@ -5,14 +5,23 @@ import os
 import signal
 import sys
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import pytest
 
 from paceline_server.config import parse
 from paceline_server.engine.client import EngineClient
-from paceline_server.engine.interface import GenerationRequest
+from paceline_server.engine.interface import FinishReason, GenerationRequest
 from paceline_server.engine.testing import expected_tokens
-from paceline_server.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidRequest, ModelNotFound
+from paceline_server.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    EngineLost,
+    EngineUnavailable,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+)
 
 LOOP = """
 import os, socket, sys, time
@@ -134,6 +143,28 @@ async def test_a_request_that_the_engine_refuses_fails_alone():
         with pytest.raises(InvalidRequest, match="5000 tokens"):
             await collect(client, request("huge", tuple([1] * 5000)))
         assert await collect(client, request()) == expected_tokens((1, 2, 3), 5)
+
+
+async def test_a_request_without_time_to_start_is_told_so_and_one_that_ran_keeps_what_it_got():
+    async with running_client() as (client, _):
+        await until(lambda: client.status.ready)
+        with pytest.raises(DeadlineExceeded):
+            await collect(client, replace(request("never"), timeout=0.0))
+        async with client.stream(replace(request("cut", (1, 2), 900), timeout=0.2)) as outputs:
+            got = [output async for output in outputs]
+        assert got[-1].finish is FinishReason.TIMEOUT
+        tokens = [token for output in got for token in output.token_ids]
+        assert tokens == expected_tokens((1, 2), len(tokens))
+        assert 0 < len(tokens) < 900
+
+
+async def test_a_request_that_would_be_too_late_is_refused_with_a_time_to_retry():
+    async with running_client() as (client, _):
+        await until(lambda: client.status.ready)
+        await collect(client, request("warm", (1,) * 40, 10))
+        with pytest.raises(Overloaded) as refusal:
+            await collect(client, replace(request("hurried"), timeout=1e-4))
+        assert refusal.value.retry_after > 0
 
 
 async def test_the_process_ends_with_its_supervisor():

@@ -1,19 +1,24 @@
 """The step loop over a fake model: whatever the schedule, every request gets the tokens it would get alone."""
 
+from time import perf_counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline_server.config import SchedulingConfig
 from paceline_server.engine.core import EngineCore
-from paceline_server.engine.interface import FinishReason, GenerationRequest
+from paceline_server.engine.interface import FinishReason, GenerationRequest, Tier
 from paceline_server.engine.scheduler import SchedulerLimits
 from paceline_server.engine.testing import FakeRunner, expected_tokens, model_info
 
 
-def make_core(*, batch=4, budget=8, prefix_caching=True, **info):
+def make_core(*, batch=4, budget=8, prefix_caching=True, policy="slo", clock=perf_counter, bypass=0.5, **info):
     model = model_info(**info)
     runner = FakeRunner(model)
-    return EngineCore(runner, model, SchedulerLimits(batch, budget), prefix_caching=prefix_caching), runner
+    limits = SchedulerLimits(batch, budget, bypass)
+    scheduling = SchedulingConfig(policy=policy)
+    return EngineCore(runner, model, limits, scheduling, prefix_caching=prefix_caching, clock=clock), runner
 
 
 def request(name, prompt, max_tokens=5, **options):
@@ -143,7 +148,7 @@ def test_the_oldest_request_is_never_preempted():
     core, _ = make_core(batch=4, budget=16, num_blocks=8, block_size=4)
     for index in range(4):
         core.submit(request(f"r{index}", [index + 1] * 4, 24))
-    oldest = core.scheduler.waiting.head()
+    oldest = min(core.scheduler.waiting, key=lambda one: one.number)
     run(core)
     assert oldest.preemptions == 0
     assert core.stats().preemptions > 0
@@ -169,12 +174,178 @@ def test_output_that_would_outgrow_the_pool_ends_with_length():
     assert reasons["a"] is FinishReason.LENGTH
 
 
+class Clock:
+    """Time that goes on only when it is told to."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_request_whose_timeout_is_over_never_takes_a_slot_and_ends_with_that_reason():
+    clock = Clock()
+    core, runner = make_core(batch=1, clock=clock)
+    core.submit(request("running", [1, 2], 6))
+    core.submit(request("late", [3, 4], timeout=1.0))
+    core.submit(request("patient", [5, 6], timeout=50.0))
+    core.step()
+    clock.now += 1.0
+    [expired] = [output for output in core.step() if output.request_id == "late"]
+    assert (expired.finish, expired.token_ids) == (FinishReason.TIMEOUT, ())
+    tokens, reasons = run(core)
+    assert tokens["patient"] == expected_tokens([5, 6], 5)
+    assert reasons["patient"] is FinishReason.LENGTH
+    assert all(
+        piece.token_ids[0] not in (3, 4) for batch in runner.batches for piece in batch.slices if piece.start == 0
+    )
+    assert core.stats().expirations == 1
+
+
+def test_a_running_request_whose_timeout_is_over_is_stopped_and_gives_its_blocks_back():
+    clock = Clock()
+    core, _ = make_core(clock=clock)
+    core.submit(request("a", [1, 2, 3], 50, timeout=2.0))
+    got = [token for _ in range(4) for output in core.step() for token in output.token_ids]
+    clock.now += 2.0
+    [last] = core.step()
+    assert (last.finish, last.token_ids) == (FinishReason.TIMEOUT, ())
+    assert got == expected_tokens([1, 2, 3], 4)
+    assert not core.has_work
+    assert core.stats().kv_usage == 0.0
+    core.scheduler.check_integrity()
+
+
+def test_a_request_that_ended_in_time_does_not_expire_later():
+    clock = Clock()
+    core, _ = make_core(clock=clock)
+    core.submit(request("done", [1, 2], 2, timeout=1.0))
+    core.submit(request("gone", [1, 2], 9, timeout=1.0))
+    core.step()
+    core.abort("gone")
+    _, reasons = run(core)
+    clock.now += 5.0
+    core.submit(request("other", [4, 5], 2))
+    assert {output.request_id for output in core.step()} == {"other"}
+    assert reasons == {"done": FinishReason.LENGTH}
+
+
+def full_but_for_three_blocks(bypass):
+    """A pool of 20 blocks, where one request holds 17 and grows slowly; a request of ten blocks waits at the head."""
+    clock = Clock()
+    core, _ = make_core(batch=8, budget=80, num_blocks=20, block_size=4, clock=clock, bypass=bypass)
+    core.submit(request("holder", [1] * 64, 12))
+    core.step()
+    core.submit(request("head", [2] * 37, 1))
+    return core, clock
+
+
+def started(core):
+    return {sequence.request_id for sequence in core.scheduler.running}
+
+
+def test_smaller_requests_pass_a_head_that_does_not_fit():
+    core, _ = full_but_for_three_blocks(bypass=0.5)
+    core.submit(request("small", [3, 4], 1))
+    assert "small" in {output.request_id for output in core.step()}
+
+
+def test_nobody_passes_a_head_that_has_been_blocked_for_the_bounded_time():
+    core, clock = full_but_for_three_blocks(bypass=0.5)
+    core.step()
+    clock.now += 0.5
+    core.submit(request("small", [3, 4], 1))
+    core.step()
+    assert started(core) == {"holder"}
+    tokens, _ = run(core)
+    assert tokens["head"] == expected_tokens([2] * 37, 1)
+    assert tokens["small"] == expected_tokens([3, 4], 1)
+
+
+def test_with_a_bypass_of_zero_nobody_passes():
+    core, _ = full_but_for_three_blocks(bypass=0.0)
+    core.submit(request("small", [3, 4], 1))
+    core.step()
+    assert started(core) == {"holder"}
+
+
+def test_tiny_requests_start_while_a_prompt_of_sixty_steps_is_computed():
+    core, _ = make_core(batch=12, budget=64, num_blocks=300, block_size=16, max_model_len=4_100)
+    core.submit(request("long", [1] * 4_000, 1))
+    core.step()
+    for index in range(10):
+        core.submit(request(f"tiny{index}", [index + 2], 1))
+    assert {f"tiny{index}" for index in range(10)} <= {output.request_id for output in core.step()}, "one step later"
+
+
+def test_a_resumed_sequence_is_not_thrown_out_again_in_the_next_steps():
+    core, _ = make_core(batch=8, budget=64, num_blocks=16, block_size=4)
+    for index in range(8):
+        core.submit(request(f"r{index}", [index + 1] * 4, 30))
+    resumed: dict[str, int] = {}
+    for step in range(1_000):
+        if not core.has_work:
+            break
+        before = {one.request_id: one.preemptions for one in core.scheduler.running}
+        core.step()
+        for one in core.scheduler.running:
+            if one.request_id not in before and one.preemptions:
+                resumed[one.request_id] = step
+        for one in core.scheduler.waiting:
+            if one.preemptions > before.get(one.request_id, one.preemptions):
+                assert step - resumed.get(one.request_id, -99) > 1, "resumed only to be preempted"
+
+
+def test_what_a_tenant_is_charged_is_its_uncached_prompt_once_its_output_and_the_blocks_that_it_holds():
+    core, _ = make_core(batch=2, budget=64, num_blocks=64, block_size=4)
+    core.submit(request("a", list(range(1, 12)), 3, tenant="t"))
+    used = core.scheduler.waiting._counters.used
+    core.step()  # the prompt's 11 tokens and the first output, three blocks held
+    assert used("t") == pytest.approx(11 + 2 + 3 * 0.05)
+    core.step()
+    assert used("t") == pytest.approx(11 + 4 + 6 * 0.05)
+    core.scheduler._preempt(core.scheduler.running[0], 0.0)
+    core.step()  # its first two blocks come from the cache; what has to be computed anew costs nothing
+    assert used("t") == pytest.approx(11 + 6 + 10 * 0.05)
+
+
+def test_steps_that_generate_for_a_tier_stay_within_its_target_while_a_long_prompt_is_computed():
+    class Machine(FakeRunner):
+        def execute(self, batch):
+            clock.now += 0.010 + 0.001 * batch.num_tokens
+            return super().execute(batch)
+
+    clock, info = Clock(), model_info(num_blocks=400, max_model_len=1_500)
+    core = EngineCore(Machine(info), info, SchedulerLimits(4, 512), SchedulingConfig(), clock=clock)
+    core.submit(request("warm", [1] * 300, 8))
+    core.submit(request("talk", [2] * 8, 60, tier=Tier.INTERACTIVE))
+    run_steps = [core.step() for _ in range(10)]
+    assert run_steps
+    core.submit(request("long", [3] * 1_000, 2))
+    steps = []
+    while any(one.request_id == "talk" for one in core.scheduler.running) and core.has_work:
+        begin = clock.now
+        core.step()
+        steps.append(clock.now - begin)
+    assert max(steps) == pytest.approx(0.1, rel=0.05), "as much as fits into the 100 ms of interactive"
+    run(core)
+
+
 arrivals = st.lists(
     st.tuples(
         st.lists(st.integers(1, 3), min_size=1, max_size=20),  # few distinct tokens: prefixes are shared often
         st.integers(1, 12),
         st.integers(0, 6),  # steps until the next arrival
         st.integers(0, 30),  # steps after which it is aborted; 0 is never
+        st.fixed_dictionaries(
+            {
+                "tier": st.sampled_from(list(Tier)),
+                "priority": st.integers(-1, 1),
+                "tenant": st.sampled_from("ab"),
+                "timeout": st.sampled_from([None, None, None, 5.0, 40.0]),
+            }
+        ),
     ),
     min_size=1,
     max_size=12,
@@ -185,10 +356,21 @@ arrivals = st.lists(
 @given(
     arrivals=arrivals, pool=st.integers(8, 20), batch=st.integers(1, 6), extra=st.integers(0, 20), caching=st.booleans()
 )
-def test_any_mix_of_arrivals_aborts_preemptions_and_prefix_hits_is_invisible_in_the_output(
-    arrivals, pool, batch, extra, caching
+@pytest.mark.parametrize("policy", ["slo", "fcfs", "priority", "sjf"])
+def test_any_mix_of_arrivals_aborts_timeouts_preemptions_and_prefix_hits_is_invisible_in_the_output(
+    policy, arrivals, pool, batch, extra, caching
 ):
-    core, _ = make_core(batch=batch, budget=batch + extra, num_blocks=pool, prefix_caching=caching)
+    clock = Clock()  # one step a second: things age, expire and stop being passed
+    core, _ = make_core(
+        batch=batch,
+        budget=batch + extra,
+        num_blocks=pool,
+        prefix_caching=caching,
+        policy=policy,
+        clock=clock,
+        bypass=3.0,
+    )
+    reasons: dict[str, FinishReason] = {}
     tokens: dict[str, list[int]] = {}
     aborts: dict[int, list[str]] = {}
     step = 0
@@ -198,12 +380,16 @@ def test_any_mix_of_arrivals_aborts_preemptions_and_prefix_hits_is_invisible_in_
         for name in aborts.pop(step, []):
             core.abort(name)
         for output in core.step():
+            assert output.request_id not in reasons, "output after the end"
             tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.finish is not None:
+                reasons[output.request_id] = output.finish
         core.scheduler.check_integrity()
         step += 1
+        clock.now += 1.0
 
-    for index, (prompt, max_tokens, pause, abort_after) in enumerate(arrivals):
-        core.submit(request(str(index), prompt, max_tokens))
+    for index, (prompt, max_tokens, pause, abort_after, options) in enumerate(arrivals):
+        core.submit(request(str(index), prompt, max_tokens, **options))
         if abort_after:
             aborts.setdefault(step + abort_after, []).append(str(index))
         for _ in range(pause):
@@ -213,7 +399,8 @@ def test_any_mix_of_arrivals_aborts_preemptions_and_prefix_hits_is_invisible_in_
             break
         advance()
     assert not core.has_work, "no progress"
-    for index, (prompt, max_tokens, _, abort_after) in enumerate(arrivals):
+    for index, (prompt, max_tokens, _, abort_after, _) in enumerate(arrivals):
         got, reference = tokens.get(str(index), []), expected_tokens(prompt, max_tokens)
         assert got == reference[: len(got)]
-        assert abort_after or got == reference
+        assert abort_after or got == reference or reasons[str(index)] is FinishReason.TIMEOUT
+    assert core.stats().preemptions <= 5 * len(arrivals)

@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_server.engine.batch import SamplingParams
-from paceline_server.engine.interface import EngineStats, FinishReason, GenerationRequest, StartupPhase, TokenOutput
+from paceline_server.engine.interface import (
+    EngineStats,
+    FinishReason,
+    GenerationRequest,
+    StartupPhase,
+    Tier,
+    TokenOutput,
+)
 from paceline_server.engine.testing import model_info
 from paceline_server.engine.wire import (
     Abort,
@@ -23,15 +30,17 @@ from paceline_server.engine.wire import (
 MESSAGES = [
     Configure('{"engine": {}}'),
     Submit(GenerationRequest("r", (1, 2, 3), 7, SamplingParams(0.5, 0.9, 40, 0.1, 2**63 - 1), (5,), True, 2, "salt")),
+    Submit(GenerationRequest("q", (1,), 1, tier=Tier.BATCH, priority=-3, tenant="acme", weight=2.5, timeout=0.5)),
     Abort("r"),
     Phase(StartupPhase("load_weights")),
     Phase(StartupPhase("load_weights", 1.5)),
     Ready(model_info()),
     Failed("ModelNotFound", "no such model"),
     Refused("r", "too long"),
+    Refused("r", "too late", 1.5),
     Step(
         (TokenOutput("r", (1,), FinishReason.STOP, 16, 0.25), TokenOutput("s", (2,))),
-        EngineStats(waiting=3, stage_seconds={"execute": 1.0}),
+        EngineStats(waiting=3, predicted_ttft_seconds={"standard": 0.1}, stage_seconds={"execute": 1.0}),
     ),
 ]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline_server.engine.interface import EngineStats
-from paceline_server.gateway.health import STEP_AGE_LIMIT_SECONDS
+from paceline_server.engine.interface import EngineStats, EngineStatus, StartupPhase
+from paceline_server.gateway.stall import HUNG_SECONDS, stall_limit
 from paceline_server.testing import FakeEngine, served, server_config, write_model
 
 A = 66
@@ -53,12 +53,35 @@ async def test_a_ready_engine_without_its_tokenizer_is_not_ready(folder: Path) -
 async def test_healthz_fails_when_the_step_loop_hangs_and_not_under_load(folder: Path) -> None:
     engine = FakeEngine(folder, stats=EngineStats(waiting=1000, running=64))
     async with served(engine) as server:
-        engine.step_age = STEP_AGE_LIMIT_SECONDS - 1
+        engine.step_age = HUNG_SECONDS - 1
         assert (await server.client.get("/healthz")).status == 200
-        engine.step_age = STEP_AGE_LIMIT_SECONDS + 1
+        engine.step_age = HUNG_SECONDS + 1
         assert (await server.client.get("/healthz")).status == 503
         engine.step_age = None
         assert (await server.client.get("/healthz")).status == 200
+
+
+async def test_a_stalled_engine_gets_no_traffic_until_it_moves_again(folder: Path) -> None:
+    """Long before it counts as hung; what was sent all the same is not refused for it."""
+    engine = FakeEngine(folder, [A])
+    async with served(engine) as server:
+        engine.step_age = 29.0
+        assert (await server.client.get("/readyz")).status == 200
+        engine.step_age = 31.0
+        response = await server.client.get("/readyz")
+        body = await response.json()
+        assert (response.status, body["ready"], body["reason"]) == (503, False, "EngineStalled")
+        assert "has not moved for 31 s" in body["message"]
+        assert (await server.client.get("/healthz")).status == 200
+        assert (await server.client.post("/v1/completions", json=COMPLETION)).status == 200
+        engine.step_age = 0.0
+        assert (await server.client.get("/readyz")).status == 200
+
+
+@pytest.mark.parametrize(("warmup", "limit"), [(None, 30.0), (2.0, 30.0), (15.0, 60.0), (100.0, HUNG_SECONDS)])
+def test_a_machine_on_which_honest_steps_are_slow_has_longer_to_make_one(warmup: float | None, limit: float) -> None:
+    phases = (StartupPhase("load_weights", 500.0), StartupPhase("warmup", warmup))
+    assert stall_limit(EngineStatus(True, "Ready", "the engine serves", phases)) == limit
 
 
 async def test_the_engines_numbers_are_there_under_both_names(folder: Path) -> None:

@@ -95,3 +95,14 @@ async def test_a_token_that_the_model_does_not_know_is_refused_before_the_engine
             assert f"not to {tokens}" in error["message"]
         assert (await server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Hi"})).status == 200
     assert len(engine.requests) == 1
+
+
+async def test_an_empty_prompt_and_a_chat_without_a_template_have_the_code_of_other_bad_values(folder: Path) -> None:
+    async with served(FakeEngine(folder, [A])) as server:
+        for path, body, param in (
+            ("completions", {"prompt": ""}, "prompt"),
+            ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}, "messages"),
+        ):
+            response = await server.client.post(f"/v1/{path}", json={"model": "tiny", **body})
+            error = (await response.json())["error"]
+            assert (response.status, error["param"], error["code"]) == (400, param, "invalid_value")

@@ -21,6 +21,7 @@ from paceline_server.config import ServerConfig
 from paceline_server.engine.interface import (
     EngineStats,
     EngineStatus,
+    FinishReason,
     GenerationRequest,
     ModelInfo,
     StartupPhase,
@@ -39,7 +40,16 @@ from paceline_server.engine.wire import (
     Submit,
     encode,
 )
-from paceline_server.errors import STARTUP_ERRORS, EngineFailed, EngineLost, EngineUnavailable, InvalidRequest
+from paceline_server.errors import (
+    STARTUP_ERRORS,
+    DeadlineExceeded,
+    EngineFailed,
+    EngineLost,
+    EngineUnavailable,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+)
 
 log = logging.getLogger("paceline.client")
 
@@ -127,6 +137,8 @@ class EngineClient:
         Raises:
             EngineUnavailable: on entry, where no engine is ready.
             EngineLost: while iterating, where the engine died.
+            Overloaded: while iterating, where the engine says that it would be too late.
+            DeadlineExceeded: while iterating, where the request's timeout was over before its first token.
         """
         writer = self._writer
         if not self._ready or writer is None:
@@ -195,8 +207,8 @@ class EngineClient:
                 log.info("ready after %.1f s: %s", monotonic() - begun, info)
             case Failed():
                 self._failure = message
-            case Refused(request_id, text):
-                self._deliver(request_id, InvalidRequest(text), last=True)
+            case Refused(request_id, text, retry_after):
+                self._deliver(request_id, _refusal(text, retry_after), last=True)
             case _:
                 raise AssertionError(f"the engine sent {type(message).__name__}")
 
@@ -237,13 +249,23 @@ class EngineClient:
 
 
 async def _outputs(items: asyncio.Queue[_Item]) -> AsyncIterator[TokenOutput]:
+    started = False
     while True:
         item = await items.get()
         if isinstance(item, Exception):
             raise item
+        if item.finish is FinishReason.TIMEOUT and not started:
+            raise DeadlineExceeded("the request's timeout was over before it could start", code="deadline_exceeded")
+        started = True
         yield item
         if item.finish is not None:
             return
+
+
+def _refusal(message: str, retry_after: float | None) -> RequestError:
+    if retry_after is None:
+        return InvalidRequest(message)
+    return Overloaded(f"overloaded: {message}", code="deadline", retry_after=retry_after)
 
 
 def _describe_exit(code: int | None) -> str:

@@ -9,11 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 
+from paceline_server.config import SchedulingConfig
+from paceline_server.engine.admission import Admission, Refusal
 from paceline_server.engine.batch import Runner, StepBatch
 from paceline_server.engine.blocks import BlockManager
+from paceline_server.engine.forecast import Forecast
 from paceline_server.engine.interface import EngineStats, GenerationRequest, ModelInfo, TokenOutput
+from paceline_server.engine.pacing import Pacer
+from paceline_server.engine.policies import tpot_targets, ttft_targets, waiting_line
 from paceline_server.engine.scheduler import Scheduled, Scheduler, SchedulerLimits
 from paceline_server.engine.sequence import Sequence
+from paceline_server.engine.steptime import StepShape, StepTimeModel
 
 
 class EngineCore:
@@ -23,6 +29,7 @@ class EngineCore:
         runner: the model.
         info: what is loaded; gives the pool's size and the end-of-sequence tokens.
         limits: bounds of a step.
+        scheduling: who goes first.
         prefix_caching: keep freed blocks for prompts that share them.
         clock: seconds; only differences count.
     """
@@ -32,13 +39,19 @@ class EngineCore:
         runner: Runner,
         info: ModelInfo,
         limits: SchedulerLimits,
+        scheduling: SchedulingConfig | None = None,
         *,
         prefix_caching: bool = True,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.info = info
-        self.scheduler = Scheduler(
-            limits, BlockManager(info.num_blocks, info.block_size, prefix_caching=prefix_caching)
+        scheduling = scheduling or SchedulingConfig()
+        self.step_time = StepTimeModel()
+        pacer = Pacer(self.step_time, tpot_targets(scheduling.tiers))
+        blocks = BlockManager(info.num_blocks, info.block_size, prefix_caching=prefix_caching)
+        self.scheduler = Scheduler(limits, blocks, waiting_line(scheduling), pacer)
+        self.admission = Admission(
+            self.scheduler, pacer, Forecast(self.step_time), ttft_targets(scheduling.tiers), scheduling.admission
         )
         self._runner = runner
         self._eos = frozenset(info.eos_token_ids)
@@ -53,47 +66,60 @@ class EngineCore:
         """Whether `step` would compute anything."""
         return bool(self.scheduler.running or self.scheduler.waiting)
 
-    def submit(self, request: GenerationRequest) -> str | None:
+    def submit(self, request: GenerationRequest, arrival: float | None = None, *, judge: bool = True) -> Refusal | None:
         """Queue a request.
 
+        Args:
+            arrival: when it came, if that was before now, on the core's clock.
+            judge: ask admission whether it would be in time.
+
         Returns:
-            Why the request can never run, or None. The gateway checks first, so a refusal here is the gateway's bug
-            or an info that has changed with a restart; it must not take the engine down.
+            Why it is not taken, or None. The gateway checks what can never run first, so that such a refusal here is
+            the gateway's bug or an info that has changed with a restart; it must not take the engine down.
         """
-        prompt = len(request.prompt_token_ids)
+        now = self._clock()
+        reason = self._why_never(request)
+        if reason is not None:
+            return Refusal(reason)
         room = min(self.info.max_model_len, self.info.kv_capacity_tokens)
-        if prompt == 0 or request.max_tokens < 1:
-            return "a request needs at least one prompt token and one output token"
-        if prompt + 1 > room:
-            return f"the prompt has {prompt} tokens, and the engine holds {room} with at least one output token"
         sequence = Sequence(
-            request, arrival=self._clock(), max_tokens=min(request.max_tokens, room - prompt), eos_token_ids=self._eos
+            request,
+            arrival=now if arrival is None else arrival,
+            max_tokens=min(request.max_tokens, room - len(request.prompt_token_ids)),
+            eos_token_ids=self._eos,
         )
-        self.scheduler.add(sequence)
-        return None
+        refusal = self.admission.refusal(sequence, now) if judge else None
+        if refusal is None:
+            self.scheduler.add(sequence)
+        return refusal
 
     def abort(self, request_id: str) -> None:
         """Drop a request; unknown ones (already finished) are no error."""
         self.scheduler.abort(request_id)
+        self.admission.forget(request_id)
 
     def step(self) -> list[TokenOutput]:
-        """Run one step over whatever is due; returns the new tokens."""
+        """Run one step over whatever is due; returns the new tokens, and the ends of those that ran out of time."""
         begin = self._clock()
+        expired = self._expire(begin)
         plan = self.scheduler.schedule(begin)
         if not plan:
-            return []
+            return expired
+        shape = StepShape.of((item.sequence.num_computed, item.count) for item in plan)
         batch = StepBatch([item.sequence.slice(item.count) for item in plan])
         scheduled = self._clock()
         sampled = list(self._runner.execute(batch))
         executed = self._clock()
         outputs = self.scheduler.update(plan, sampled)
+        self.admission.learn(plan, outputs, executed)
         self._account(plan, begin, scheduled, executed)
-        return outputs
+        self.step_time.observe(shape, self._clock() - begin)
+        return expired + outputs
 
     def stats(self) -> EngineStats:
         """Gauges of this moment and totals since the start."""
         scheduler = self.scheduler
-        head = scheduler.waiting.head()
+        oldest = scheduler.waiting.oldest_arrival
         return EngineStats(
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
@@ -102,13 +128,32 @@ class EngineCore:
             steps=self._steps,
             computed_tokens=self._computed_tokens,
             preemptions=scheduler.totals.preemptions,
+            expirations=scheduler.totals.expirations,
             prefix_queried_tokens=scheduler.totals.prefix_queried_tokens,
             prefix_hit_tokens=scheduler.totals.prefix_hit_tokens,
             batch_sequences=len(self._last_plan),
             batch_tokens=sum(item.count for item in self._last_plan),
-            oldest_waiting_seconds=0.0 if head is None else self._clock() - head.arrival,
+            oldest_waiting_seconds=0.0 if oldest is None else self._clock() - oldest,
+            predicted_ttft_seconds=self.admission.outlook(self._clock()),
             stage_seconds=dict(self._stage_seconds),
         )
+
+    def _why_never(self, request: GenerationRequest) -> str | None:
+        prompt = len(request.prompt_token_ids)
+        room = min(self.info.max_model_len, self.info.kv_capacity_tokens)
+        if prompt == 0 or request.max_tokens < 1:
+            return "a request needs at least one prompt token and one output token"
+        if request.weight <= 0:
+            return f"a tenant's weight is above 0, not {request.weight}"
+        if prompt + 1 > room:
+            return f"the prompt has {prompt} tokens, and the engine holds {room} with at least one output token"
+        return None
+
+    def _expire(self, now: float) -> list[TokenOutput]:
+        expired = self.scheduler.expire(now)
+        for output in expired:
+            self.admission.forget(output.request_id)
+        return expired
 
     def _account(self, plan: list[Scheduled], begin: float, scheduled: float, executed: float) -> None:
         self._steps += 1

@@ -16,10 +16,19 @@ from paceline_server.engine.batch import SamplingParams
 
 
 class FinishReason(StrEnum):
-    """Why the engine ended a sequence, in OpenAI's words."""
+    """Why the engine ended a sequence: OpenAI's words, and TIMEOUT for one that ran out of its own time."""
 
     STOP = "stop"
     LENGTH = "length"
+    TIMEOUT = "timeout"
+
+
+class Tier(StrEnum):
+    """How urgent a request is, most urgent first: the order in which tiers are served under the policy `slo`."""
+
+    INTERACTIVE = "interactive"
+    STANDARD = "standard"
+    BATCH = "batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,12 @@ class GenerationRequest:
         ignore_eos: the model's end-of-sequence tokens do not end the sequence.
         min_tokens: no end by a stop token before that many output tokens.
         cache_salt: prompts share cached prefixes only under the same salt.
+        tier: how urgent the request is (policy `slo`).
+        priority: smaller goes first (policy `priority`).
+        tenant: on whose account the request runs; tenants share the engine by weight (policy `slo`).
+        weight: the tenant's share relative to others, > 0.
+        timeout: seconds from the engine's receipt after which nobody wants the answer any more; None is no limit. A
+            request that runs out of it while it waits never takes a slot, a running one is stopped.
     """
 
     request_id: str
@@ -45,6 +60,11 @@ class GenerationRequest:
     ignore_eos: bool = False
     min_tokens: int = 0
     cache_salt: str = ""
+    tier: Tier = Tier.STANDARD
+    priority: int = 0
+    tenant: str = ""
+    weight: float = 1.0
+    timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +73,7 @@ class TokenOutput:
 
     Attributes:
         token_ids: the new tokens, in order. Where `finish` is STOP the last one is the stop token: it counts in usage
-            and is no text.
+            and is no text. Where it is TIMEOUT there are none.
         finish: set on the last output of the request.
         cached_tokens: prompt tokens found in the prefix cache; the same on every output.
         queue_seconds: from the engine's receipt of the request to its first scheduling; the same on every output.
@@ -133,7 +153,9 @@ class EngineStats:
         waiting_tokens: prompt tokens of those that wait.
         kv_usage: share of the pool's blocks in use by running sequences, 0..1.
         batch_sequences, batch_tokens: what the last step held.
-        oldest_waiting_seconds: how long the head of the line has waited.
+        expirations: requests that ran out of their own time.
+        oldest_waiting_seconds: age of the request that has waited longest.
+        predicted_ttft_seconds: forecast for a short request that comes now, by tier; empty while nothing is known.
         stage_seconds: time spent by stage of the step loop (schedule, execute, update).
     """
 
@@ -144,11 +166,13 @@ class EngineStats:
     steps: int = 0
     computed_tokens: int = 0
     preemptions: int = 0
+    expirations: int = 0
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
     batch_sequences: int = 0
     batch_tokens: int = 0
     oldest_waiting_seconds: float = 0.0
+    predicted_ttft_seconds: dict[str, float] = field(default_factory=dict)
     stage_seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -181,5 +205,7 @@ class Engine(Protocol):
         Raises:
             EngineUnavailable: on entry, where no engine is ready.
             EngineLost: while iterating, where the engine died.
+            Overloaded: while iterating, where the engine says that it would be too late.
+            DeadlineExceeded: while iterating, where the request's timeout was over before its first token.
         """
         ...

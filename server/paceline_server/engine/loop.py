@@ -105,8 +105,13 @@ def run(wire: Wire, loader: Loader) -> int:
             log.exception("the model could not be loaded")
             wire.send(Failed(EngineFailed.reason, f"{type(error).__name__} while loading the model: {error}"))
             return EngineFailed.exit_code
-        limits = SchedulerLimits(config.batching.max_batch_size, config.batching.max_tokens_in_batch)
-        core = EngineCore(loaded.runner, loaded.info, limits, prefix_caching=config.kv_cache.prefix_caching)
+        core = EngineCore(
+            loaded.runner,
+            loaded.info,
+            _limits(config),
+            config.scheduling,
+            prefix_caching=config.kv_cache.prefix_caching,
+        )
         wire.send(Ready(loaded.info))
         serve(wire, core)
     except GatewayGone:
@@ -130,11 +135,19 @@ def _apply(message: Message, wire: Wire, core: EngineCore) -> None:
     if isinstance(message, Submit):
         refusal = core.submit(message.request)
         if refusal is not None:
-            wire.send(Refused(message.request.request_id, refusal))
+            wire.send(Refused(message.request.request_id, refusal.message, refusal.retry_after))
     elif isinstance(message, Abort):
         core.abort(message.request_id)
     else:
         raise AssertionError(f"the gateway sent {type(message).__name__}")
+
+
+def _limits(config: ServerConfig) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_batch_size=config.batching.max_batch_size,
+        max_tokens_in_batch=config.batching.max_tokens_in_batch,
+        max_bypass_seconds=config.scheduling.max_bypass_ms / 1e3,
+    )
 
 
 def _receive_config(wire: Wire) -> ServerConfig:

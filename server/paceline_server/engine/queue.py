@@ -1,51 +1,184 @@
-"""The waiting line: who enters the batch next.
+"""The waiting line: who enters the batch next, and the policies that are a single order.
 
-The scheduler asks for the head and takes it; a policy is an implementation of this interface.
+The scheduler takes the first sequence, places it or puts it back; a policy is an implementation of `WaitingLine`.
+`fcfs`, `priority` and `sjf` are one class with three keys (`OrderedLine`); `slo` has a module of its own.
+
+Ageing without sorting anew: waiting is worth the same to everybody, so "key minus age" orders two sequences as "key
+plus arrival" does. The latter never changes, and nothing has to move while time goes by.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
+from paceline_server.engine.heap import LazyHeap
+from paceline_server.engine.interface import Tier
 from paceline_server.engine.sequence import Sequence
 
+SECONDS_PER_PRIORITY = 10.0
+"""Waiting that weighs as much as one level of `priority`."""
 
-class FcfsQueue:
-    """First come, first served; a preempted sequence returns to the head. Every operation is O(1)."""
+SECONDS_PER_TOKEN = 0.01
+"""Waiting that weighs as much as one token of a job, under `sjf`."""
 
-    def __init__(self) -> None:
-        self._line: OrderedDict[str, Sequence] = OrderedDict()
-        self._tokens = 0
 
-    def __len__(self) -> int:
-        return len(self._line)
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Work that goes before somebody.
 
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._line.values())
+    Attributes:
+        requests: how many sequences.
+        tokens: tokens to compute before each has its next output token, cached prefixes not discounted.
+        overtaken_by: tiers whose newcomers go before as well.
+    """
+
+    requests: int
+    tokens: int
+    overtaken_by: tuple[Tier, ...] = ()
+
+
+class WaitingLine(Protocol):
+    """Sequences that wait, in the order of a policy. Times are on the engine's clock, in seconds."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Sequence]: ...
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all waiting sequences that have to be computed, cached prefixes not discounted."""
-        return self._tokens
+        ...
 
-    def push(self, sequence: Sequence) -> None:
-        """Add a sequence at the end."""
-        self._line[sequence.request_id] = sequence
-        self._tokens += sequence.num_tokens
+    @property
+    def oldest_arrival(self) -> float | None:
+        """When the sequence arrived that has waited longest; None where nobody waits."""
+        ...
 
-    def push_first(self, sequence: Sequence) -> None:
-        """Add a preempted sequence at the head."""
-        self.push(sequence)
-        self._line.move_to_end(sequence.request_id, last=False)
+    def push(self, sequence: Sequence, now: float) -> None:
+        """Add a new sequence."""
+        ...
 
-    def head(self) -> Sequence | None:
-        """The sequence that enters next, or None."""
-        return next(iter(self._line.values()), None)
+    def put_back(self, sequence: Sequence, now: float) -> None:
+        """Return a sequence that was taken: one that did not fit, to its place; a preempted one, before all equals."""
+        ...
+
+    def take(self, now: float, *, scarce: bool = False) -> Sequence | None:
+        """Take out the sequence that should enter next, or None.
+
+        Args:
+            scarce: few slots are left; a policy may keep them for somebody who is not there yet.
+        """
+        ...
 
     def remove(self, request_id: str) -> Sequence | None:
         """Take a sequence out, wherever it stands; None where there is no such one."""
-        sequence = self._line.pop(request_id, None)
+        ...
+
+    def charge(self, sequence: Sequence, cost: float) -> None:
+        """Book what a sequence has used of the engine, in weighted tokens."""
+        ...
+
+    def favours(self, sequence: Sequence, now: float) -> bool:
+        """Whether the prompt of a sequence that was taken goes before anything that waits."""
+        ...
+
+    def note_end(self, sequence: Sequence) -> None:
+        """A sequence that was taken is gone for good."""
+        ...
+
+    def ahead_of(self, sequence: Sequence, now: float) -> Backlog:
+        """What would go before a sequence if it were pushed now."""
+        ...
+
+
+class OrderedLine:
+    """One order for all: smallest key first, then in order of arrival; preempted sequences first of all.
+
+    Args:
+        key: of a sequence, in seconds; it must not change while the sequence waits. A key that grows with the arrival
+            without bound starves nobody.
+    """
+
+    def __init__(self, key: Callable[[Sequence], float]) -> None:
+        self._key = key
+        self._line: LazyHeap[float, Sequence] = LazyHeap()
+        self._resumed: LazyHeap[float, Sequence] = LazyHeap()
+        self._by_arrival: LazyHeap[float, Sequence] = LazyHeap()
+        self._tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._by_arrival)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._by_arrival)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all waiting sequences that have to be computed."""
+        return self._tokens
+
+    @property
+    def oldest_arrival(self) -> float | None:
+        """When the sequence arrived that has waited longest."""
+        first = self._by_arrival.first()
+        return None if first is None else first[0]
+
+    def push(self, sequence: Sequence, now: float) -> None:
+        """Add a new sequence."""
+        self.put_back(sequence, now)
+
+    def put_back(self, sequence: Sequence, now: float) -> None:
+        """Return a sequence that was taken."""
+        line, key = (self._resumed, 0.0) if sequence.preemptions else (self._line, self._key(sequence))
+        line.push(sequence.request_id, key, sequence, sequence.number)
+        self._by_arrival.push(sequence.request_id, sequence.arrival, sequence, sequence.number)
+        self._tokens += sequence.num_tokens
+
+    def take(self, now: float, *, scarce: bool = False) -> Sequence | None:
+        """Take out the first sequence, or None."""
+        first = self._resumed.first() or self._line.first()
+        return None if first is None else self.remove(first[1].request_id)
+
+    def remove(self, request_id: str) -> Sequence | None:
+        """Take a sequence out, wherever it stands."""
+        sequence = self._by_arrival.remove(request_id)
         if sequence is not None:
+            (self._resumed if sequence.preemptions else self._line).remove(request_id)
             self._tokens -= sequence.num_tokens
         return sequence
+
+    def charge(self, sequence: Sequence, cost: float) -> None:
+        """Nothing here depends on what was used."""
+
+    def favours(self, sequence: Sequence, now: float) -> bool:
+        """None: a long prompt must leave something to the short ones behind it."""
+        return False
+
+    def note_end(self, sequence: Sequence) -> None:
+        """Nothing here depends on who runs."""
+
+    def ahead_of(self, sequence: Sequence, now: float) -> Backlog:
+        """All that wait with a smaller or equal key: O(waiting), but O(1) where the order is that of arrival."""
+        if self._key is by_arrival:
+            return Backlog(len(self), self._tokens)
+        key = self._key(sequence)
+        ahead = [one for one in self._line if self._key(one) <= key] + list(self._resumed)
+        return Backlog(len(ahead), sum(one.num_tokens for one in ahead))
+
+
+def by_arrival(sequence: Sequence) -> float:
+    """First come, first served."""
+    return sequence.arrival
+
+
+def by_priority(sequence: Sequence) -> float:
+    """Smaller `priority` first; a level is caught up by `SECONDS_PER_PRIORITY` of waiting."""
+    return sequence.arrival + SECONDS_PER_PRIORITY * sequence.request.priority
+
+
+def by_size(sequence: Sequence) -> float:
+    """Shortest job first, by prompt and `max_tokens`; each token is caught up by `SECONDS_PER_TOKEN` of waiting."""
+    size = len(sequence.request.prompt_token_ids) + sequence.max_tokens
+    return sequence.arrival + SECONDS_PER_TOKEN * size

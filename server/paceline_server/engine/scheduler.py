@@ -1,16 +1,19 @@
 """Which tokens a step computes: a policy over integers, without torch, clock, I/O or logging.
 
-The step loop (`core`) calls `schedule` and then `update`, once each a step. A step hands out a token budget: first one
-token to every sequence that decodes, then to prefills under way, then to sequences admitted from the waiting line.
+The step loop (`core`) calls `expire`, `schedule` and then `update`, once each a step. A step hands out a token budget:
+first one token to every sequence that decodes, then to prefills under way, then to sequences admitted from the waiting
+line, in the order of its policy.
 
 Invariants that the property tests hold:
 
 - A sequence gets all blocks for its known tokens when it is admitted, so only decoding grows a block table.
 - When the pool is exhausted the most recently admitted sequence is preempted (its blocks go, its tokens stay, it
-  returns to the head of the line). The oldest one is never preempted and every request fits the pool alone, so the
-  oldest always finishes: there is progress.
+  returns to the waiting line). The oldest one is never preempted and every request fits the pool alone, so the
+  oldest always finishes: there is progress, whatever the policy.
 - A preempted sequence comes back only when its blocks fit with a reserve for those that run, so that it is not thrown
   out again at once.
+- A sequence whose turn it is and that does not fit may be passed by smaller ones, but only for `max_bypass_seconds`:
+  after that free blocks are left to gather for it.
 """
 
 from __future__ import annotations
@@ -18,9 +21,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline_server.engine.blocks import BlockManager
+from paceline_server.engine.fairness import BLOCK_STEP_COST, INPUT_COST, OUTPUT_COST
+from paceline_server.engine.heap import LazyHeap
 from paceline_server.engine.interface import FinishReason, TokenOutput
-from paceline_server.engine.queue import FcfsQueue
+from paceline_server.engine.pacing import Pacer
+from paceline_server.engine.queue import WaitingLine
 from paceline_server.engine.sequence import Sequence
+
+_SLOTS_BY_HEADROOM = 16  # of so many slots the last one is only for tenants that hold less than their share
+_MAX_PASSED = 8  # sequences that a step tries and finds too large before it gives up
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +39,12 @@ class SchedulerLimits:
     Attributes:
         max_batch_size: sequences that run together.
         max_tokens_in_batch: tokens that a step computes; at least max_batch_size.
+        max_bypass_seconds: how long smaller sequences may pass one that does not fit.
     """
 
     max_batch_size: int
     max_tokens_in_batch: int
+    max_bypass_seconds: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,35 +60,63 @@ class SchedulerTotals:
     """Counts since the start."""
 
     preemptions: int = 0
+    expirations: int = 0
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
 
 
 class Scheduler:
-    """Owns the waiting line, the running sequences and their blocks."""
+    """Owns the waiting line, the running sequences and their blocks.
 
-    def __init__(self, limits: SchedulerLimits, blocks: BlockManager) -> None:
+    Args:
+        waiting: an empty line; its class is the policy.
+        pacer: sizes the prefill of a step; None leaves it the whole budget.
+    """
+
+    def __init__(
+        self, limits: SchedulerLimits, blocks: BlockManager, waiting: WaitingLine, pacer: Pacer | None = None
+    ) -> None:
         assert limits.max_tokens_in_batch >= limits.max_batch_size
         self.limits = limits
         self.blocks = blocks
-        self.waiting = FcfsQueue()
+        self.waiting = waiting
+        self._pacer = pacer
         self.running: list[Sequence] = []  # in order of admission: the last one is preempted first
         self.totals = SchedulerTotals()
+        self._expiring: LazyHeap[float, Sequence] = LazyHeap()  # sequences with a timeout, by when it is over
+        self._arrivals = 0
 
     def add(self, sequence: Sequence) -> None:
         """Put a new sequence into the waiting line. The caller has checked that it fits the pool alone."""
-        self.waiting.push(sequence)
+        self._arrivals += 1
+        sequence.number = self._arrivals
+        self.waiting.push(sequence, sequence.arrival)
+        if sequence.expiry is not None:
+            self._expiring.push(sequence.request_id, sequence.expiry, sequence)
 
-    def abort(self, request_id: str) -> bool:
-        """Drop a sequence, waiting or running, and take its blocks back; False where there is no such one."""
-        if self.waiting.remove(request_id) is not None:
-            return True
+    def abort(self, request_id: str) -> Sequence | None:
+        """Drop a sequence, waiting or running, and take its blocks back; None where there is no such one."""
+        self._expiring.remove(request_id)
+        waiting = self.waiting.remove(request_id)
+        if waiting is not None:
+            return waiting
         for index, sequence in enumerate(self.running):
             if sequence.request_id == request_id:
                 del self.running[index]
                 self._release(sequence)
-                return True
-        return False
+                self.waiting.note_end(sequence)
+                return sequence
+        return None
+
+    def expire(self, now: float) -> list[TokenOutput]:
+        """Drop all sequences whose timeout is over, waiting and running; returns the last output of each."""
+        outputs: list[TokenOutput] = []
+        while (first := self._expiring.first()) is not None and first[0] <= now:
+            sequence = self.abort(first[1].request_id)
+            assert sequence is not None, "a sequence that is gone has a timeout"
+            self.totals.expirations += 1
+            outputs.append(_output(sequence, (), FinishReason.TIMEOUT))
+        return outputs
 
     def schedule(self, now: float) -> list[Scheduled]:
         """Decide the next step; empty only where nothing waits or runs.
@@ -85,10 +124,10 @@ class Scheduler:
         Args:
             now: the engine's clock in seconds; stamps the first scheduling of a sequence.
         """
-        plan = self._decodes()
-        budget = self.limits.max_tokens_in_batch - len(plan)
-        budget -= self._prefills(plan, budget)
-        self._admit(plan, budget)
+        plan = self._decodes(now)
+        budget = self._prefill_budget(plan)
+        budget -= self._prefills(plan, budget, now)
+        self._admit(plan, budget, now)
         for item in plan:
             if item.sequence.first_scheduled is None:
                 item.sequence.first_scheduled = now
@@ -107,16 +146,24 @@ class Scheduler:
         for item, token_id in zip(plan, sampled, strict=True):
             sequence = item.sequence
             self._book(sequence, item.count)
+            held = BLOCK_STEP_COST * len(sequence.block_table)
+            self.waiting.charge(sequence, held if token_id is None else held + OUTPUT_COST)
             if token_id is None:
                 continue
             reason = sequence.append(token_id)
-            outputs.append(_output(sequence, token_id, reason))
+            outputs.append(_output(sequence, (token_id,), reason))
             if reason is not None:
                 finished.add(sequence.request_id)
+                self._expiring.remove(sequence.request_id)
                 self._release(sequence)
+                self.waiting.note_end(sequence)
         if finished:
             self.running = [sequence for sequence in self.running if sequence.request_id not in finished]
         return outputs
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Tokens of a waiting or new sequence that the prefix cache would bring now."""
+        return len(self._cached_prefix(sequence)) * self.blocks.block_size
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks and sequences agree. For tests, after every step."""
@@ -129,52 +176,75 @@ class Scheduler:
             assert not sequence.block_table, "a waiting sequence holds blocks"
             assert sequence.num_computed == 0, "a waiting sequence has KV"
 
-    def _decodes(self) -> list[Scheduled]:
+    def _decodes(self, now: float) -> list[Scheduled]:
         oldest_first = list(self.running)  # a copy: growing may preempt
         decoding = (sequence for sequence in oldest_first if sequence.remaining == 1 and sequence.num_computed > 0)
-        return [Scheduled(sequence, 1) for sequence in decoding if self._grow(sequence)]
+        return [Scheduled(sequence, 1) for sequence in decoding if self._grow(sequence, now)]
 
-    def _grow(self, sequence: Sequence) -> bool:
+    def _grow(self, sequence: Sequence, now: float) -> bool:
         """Make room for one more token; False where the sequence itself had to be preempted."""
         needed = self.blocks.blocks_for(sequence.num_tokens) - len(sequence.block_table)
         while self.blocks.num_free < needed:
             victim = self.running[-1]
-            self._preempt(victim)
+            self._preempt(victim, now)
             if victim is sequence:
                 return False
         sequence.block_table += self.blocks.allocate(needed)
         return True
 
-    def _prefills(self, plan: list[Scheduled], budget: int) -> int:
+    def _prefill_budget(self, decodes: list[Scheduled]) -> int:
+        budget = self.limits.max_tokens_in_batch - len(decodes)
+        if self._pacer is None or not decodes or (len(decodes) == len(self.running) and not self.waiting):
+            return budget
+        position = next((one.num_computed for one in self.running if one.remaining > 1), 0)
+        return self._pacer.prefill_tokens((item.sequence for item in decodes), position, budget)
+
+    def _prefills(self, plan: list[Scheduled], budget: int, now: float) -> int:
         """Continue prefills under way, oldest first; returns the tokens given out.
 
-        While somebody waits for admission, each takes at most half of what is left, so that a long prompt does not
-        keep short ones from entering.
+        Each takes at most half of what is left while another one is behind it or somebody waits for admission, so that
+        a long prompt does not keep short ones from their first token. Those that the policy favours over all that wait
+        go first and take what they can.
         """
         given = 0
         decoding = {item.sequence.request_id for item in plan}
-        crowded = len(self.waiting) > 0 and len(self.running) < self.limits.max_batch_size
-        for sequence in self.running:
-            if sequence.request_id in decoding:
-                continue
+        waiting = len(self.waiting) > 0 and len(self.running) < self.limits.max_batch_size
+        prefills = [sequence for sequence in self.running if sequence.request_id not in decoding]
+        favoured = {one.request_id for one in prefills if waiting and self.waiting.favours(one, now)}
+        prefills.sort(key=lambda sequence: sequence.request_id not in favoured)
+        for place, sequence in enumerate(prefills, start=1):
             left = budget - given
-            count = min(sequence.remaining, -(-left // 2) if crowded else left)
+            shares = sequence.request_id not in favoured and (waiting or place < len(prefills))
+            count = min(sequence.remaining, -(-left // 2) if shares else left)
             if count > 0:
                 plan.append(Scheduled(sequence, count))
                 given += count
         return given
 
-    def _admit(self, plan: list[Scheduled], budget: int) -> None:
+    def _admit(self, plan: list[Scheduled], budget: int, now: float) -> None:
         """Take sequences from the waiting line while slots, tokens and blocks last."""
+        passed: list[Sequence] = []
         while budget > 0 and len(self.running) < self.limits.max_batch_size:
-            sequence = self.waiting.head()
-            if sequence is None or not self._place(sequence):
-                return
-            self.waiting.remove(sequence.request_id)
+            free = self.limits.max_batch_size - len(self.running)
+            sequence = self.waiting.take(now, scarce=free <= self.limits.max_batch_size // _SLOTS_BY_HEADROOM)
+            if sequence is None:
+                break
+            if not self._place(sequence):
+                passed.append(sequence)
+                if not self._may_be_passed(sequence, now) or len(passed) == _MAX_PASSED:
+                    break
+                continue
             self.running.append(sequence)
             count = min(sequence.remaining, budget)
             plan.append(Scheduled(sequence, count))
             budget -= count
+        for sequence in passed:
+            self.waiting.put_back(sequence, now)
+
+    def _may_be_passed(self, sequence: Sequence, now: float) -> bool:
+        if sequence.blocked_since is None:
+            sequence.blocked_since = now
+        return now - sequence.blocked_since < self.limits.max_bypass_seconds
 
     def _place(self, sequence: Sequence) -> bool:
         """Give a waiting sequence its blocks, cached ones where there are; False where they do not fit."""
@@ -186,6 +256,9 @@ class Scheduler:
         self.blocks.hold(prefix)
         sequence.block_table = prefix + self.blocks.allocate(fresh)
         sequence.num_computed = len(prefix) * self.blocks.block_size
+        sequence.blocked_since = None
+        if not sequence.preemptions:  # computing anew what was thrown out is not the tenant's doing
+            self.waiting.charge(sequence, INPUT_COST * sequence.remaining)
         self.totals.prefix_queried_tokens += sequence.num_tokens
         self.totals.prefix_hit_tokens += sequence.num_computed
         if sequence.cached_tokens is None:
@@ -208,24 +281,24 @@ class Scheduler:
             for index in range(full_before, full):
                 self.blocks.publish(sequence.block_table[index], digests[index])
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, now: float) -> None:
         self.running.remove(sequence)
         self._release(sequence)
         sequence.num_computed = 0
         sequence.preemptions += 1
         self.totals.preemptions += 1
-        self.waiting.push_first(sequence)
+        self.waiting.put_back(sequence, now)
 
     def _release(self, sequence: Sequence) -> None:
         self.blocks.release(sequence.block_table)
         sequence.block_table = []
 
 
-def _output(sequence: Sequence, token_id: int, reason: FinishReason | None) -> TokenOutput:
+def _output(sequence: Sequence, token_ids: tuple[int, ...], reason: FinishReason | None) -> TokenOutput:
     started = sequence.arrival if sequence.first_scheduled is None else sequence.first_scheduled
     return TokenOutput(
         request_id=sequence.request_id,
-        token_ids=(token_id,),
+        token_ids=token_ids,
         finish=reason,
         cached_tokens=sequence.cached_tokens or 0,
         queue_seconds=started - sequence.arrival,

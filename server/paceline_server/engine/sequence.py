@@ -24,17 +24,21 @@ class Sequence:
         cached_tokens: prompt tokens that the prefix cache brought at the first admission.
         max_tokens: output tokens at most: the request's, or what the pool can hold.
         arrival, first_scheduled: times on the engine's clock, in seconds.
+        number: the scheduler counts arrivals; breaks ties.
+        blocked_since: when it was first its turn and it did not fit; None once it runs.
     """
 
     request: GenerationRequest
     arrival: float
     max_tokens: int
     eos_token_ids: frozenset[int] = frozenset()
+    number: int = 0
     token_ids: list[int] = field(init=False)
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
     cached_tokens: int | None = None
     first_scheduled: float | None = None
+    blocked_since: float | None = None
     preemptions: int = 0
     _stop_token_ids: frozenset[int] = field(init=False)
     _digests: list[bytes] = field(default_factory=list)
@@ -48,6 +52,11 @@ class Sequence:
     def request_id(self) -> str:
         """Name of the request."""
         return self.request.request_id
+
+    @property
+    def expiry(self) -> float | None:
+        """When nobody wants the answer any more, on the engine's clock; None is never."""
+        return None if self.request.timeout is None else self.arrival + self.request.timeout
 
     @property
     def num_tokens(self) -> int:

@@ -21,6 +21,7 @@ from paceline_server.engine.interface import (
     GenerationRequest,
     ModelInfo,
     StartupPhase,
+    Tier,
     TokenOutput,
 )
 
@@ -70,10 +71,11 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Engine to gateway: a request that can never run."""
+    """Engine to gateway: a request that is not taken: now (`retry_after` in seconds), or never (None)."""
 
     request_id: str
     message: str
+    retry_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,9 @@ def _decode(kind: type[Message], payload: tuple[Any, ...]) -> Message:
 
 def _request(payload: tuple[Any, ...]) -> GenerationRequest:
     values = dict(zip(_FIELDS[GenerationRequest], payload, strict=True))
-    return GenerationRequest(**{**values, "sampling": SamplingParams(*values["sampling"])})
+    return GenerationRequest(
+        **{**values, "sampling": SamplingParams(*values["sampling"]), "tier": Tier(values["tier"])}
+    )
 
 
 def _output(payload: tuple[Any, ...]) -> TokenOutput:

@@ -6,20 +6,17 @@ from typing import Any
 
 from aiohttp import web
 
+from paceline_server.engine.interface import EngineStatus
 from paceline_server.gateway.metrics import CONTENT_TYPE
+from paceline_server.gateway.stall import hung, stalled
 from paceline_server.gateway.state import GATEWAY, Gateway
-
-STEP_AGE_LIMIT_SECONDS = 120.0
-"""A step loop without a sign of life for longer hangs. The slowest honest step, a full prefill on a CPU, takes less."""
 
 
 async def healthz(request: web.Request) -> web.Response:
     """200 while this process answers and the engine's step loop moves; load does not matter."""
-    age = request.app[GATEWAY].engine.status.step_age
-    if age is not None and age > STEP_AGE_LIMIT_SECONDS:
-        return web.json_response(
-            {"healthy": False, "message": f"the step loop has not moved for {age:.0f} s"}, status=503
-        )
+    status = request.app[GATEWAY].engine.status
+    if hung(status):
+        return web.json_response({"healthy": False, "message": _silence(status)}, status=503)
     return web.json_response({"healthy": True})
 
 
@@ -48,6 +45,8 @@ def _readiness(gateway: Gateway) -> dict[str, Any]:
         reason, message = "Draining", f"{gateway.drain.running} requests are being finished; no new ones are taken"
     elif status.ready and gateway.texts.text is None:
         reason, message = "Loading", "the tokenizer is being loaded"
+    elif stalled(status):
+        reason, message = "EngineStalled", _silence(status)
     return {
         "ready": gateway.ready,
         "phase": status.phase,
@@ -55,3 +54,7 @@ def _readiness(gateway: Gateway) -> dict[str, Any]:
         "reason": reason,
         "message": message,
     }
+
+
+def _silence(status: EngineStatus) -> str:
+    return f"the step loop has not moved for {status.step_age:.0f} s"

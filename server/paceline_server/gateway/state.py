@@ -18,6 +18,7 @@ from paceline_server.gateway.drain import Drain
 from paceline_server.gateway.limits import BodyReader
 from paceline_server.gateway.metrics import GatewayMetrics
 from paceline_server.gateway.model_text import ModelText, TextKeeper
+from paceline_server.gateway.stall import stalled
 
 _RETRY_AFTER_SECONDS = 5.0
 
@@ -42,8 +43,9 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        """Whether a request would be taken: the engine is warmed up and its tokenizer is loaded."""
-        return self.engine.status.ready and self.texts.text is not None and not self.drain.begun
+        """Whether requests should be sent here: the engine is warmed up and moves, and its tokenizer is loaded."""
+        status = self.engine.status
+        return status.ready and not stalled(status) and self.texts.text is not None and not self.drain.begun
 
     def require_text(self) -> ModelText:
         """The model's text side, when requests can be served.
