@@ -36,7 +36,7 @@ CACHE = Path.home() / ".cache" / "paceline" / "native"
 """Libraries that were compiled on this machine."""
 
 _FLAGS = (
-    *("-shared", "-fPIC", "-O3", "-std=c++20", "-pthread", "-fopenmp-simd"),
+    *("-shared", "-fPIC", "-O3", "-std=c++20", "-pthread", "-fopenmp-simd", "-fvisibility=hidden"),
     *("-fno-math-errno", "-fno-trapping-math"),  # nobody here reads errno or floating-point exceptions
 )
 

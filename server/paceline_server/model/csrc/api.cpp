@@ -29,6 +29,8 @@ auto null_without_memory(const Body& body) -> decltype(body()) {
 
 }  // namespace
 
+// All else is hidden: libraries of several instruction sets can be open at once, each with functions of its own.
+#pragma GCC visibility push(default)
 extern "C" {
 
 Pool* paceline_pool_new(int threads) {
@@ -92,3 +94,4 @@ void paceline_decoder_seconds(const Decoder* decoder, double* seconds) {
 }
 
 }  // extern "C"
+#pragma GCC visibility pop
