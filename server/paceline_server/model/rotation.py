@@ -18,8 +18,11 @@ import math
 import torch
 from torch import Tensor
 
-_WIDEST = 64
+_WIDEST = 1024
 """Largest factor of a rotation: a product with all of them costs n times their sum, not n times n."""
+
+_WIDEST_HADAMARD = 64
+"""The same for the one that is computed in each step."""
 
 
 class Rotation:
@@ -30,11 +33,12 @@ class Rotation:
 
     def apply(self, rows: Tensor) -> Tensor:
         """Rows [m, n] times Q, in float32."""
-        sizes = [len(factor) for factor in self._factors]
-        result = rows.to(torch.float32).reshape(-1, *sizes)
-        for axis, factor in enumerate(self._factors, start=1):
-            result = torch.tensordot(result, factor, dims=([axis], [0])).movedim(-1, axis)
-        return result.reshape(rows.shape).contiguous()
+        result, behind = rows.to(torch.float32), 1
+        for factor in reversed(self._factors):
+            parts = result.reshape(-1, len(factor), behind)
+            result = parts[..., 0] @ factor if behind == 1 else factor.T @ parts
+            behind *= len(factor)
+        return result.reshape(rows.shape)
 
     def apply_left(self, columns: Tensor) -> Tensor:
         """Q transposed times columns [n, m] or [n]."""
@@ -75,7 +79,7 @@ def rotate_values(weights: Weights, head_dim: int) -> None:
 
 def hadamard_factor(size: int) -> int:
     """Factor of the rotation that is computed in each step: see `hadamard` in csrc/rows.h."""
-    return math.gcd(size, _WIDEST)
+    return math.gcd(size, _WIDEST_HADAMARD)
 
 
 def rotate_down_inputs(weights: Weights, factor: int) -> None:

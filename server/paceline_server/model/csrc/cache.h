@@ -7,8 +7,6 @@
 // the same element of neighbouring tokens.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -35,11 +33,8 @@ class Cache {
         value_columns_((shape.head_dim + kTileColumns - 1) / kTileColumns * kTileColumns),
         key_words_(ptrdiff_t(key_rows()) * shape.block_size),
         head_words_(key_words_ + ptrdiff_t(value_rows()) * value_columns_) {
-    const size_t words = size_t(shape.layers) * shape.blocks * shape.kv_heads * head_words_;
-    data_ = allocate<int32_t>(words);
-    // Claims the memory now, when its lack is a refusal, and makes what was never written finite: a masked score's
-    // probability of 0 is multiplied with it.
-    std::memset(data_.get(), 0, words * sizeof(int32_t));
+    // Zeros, because what was never written must be finite: a masked score's probability of 0 is multiplied with it.
+    data_ = allocate_zeros<int32_t>(size_t(shape.layers) * shape.blocks * shape.kv_heads * head_words_);
   }
 
   const CacheShape& shape() const { return shape_; }

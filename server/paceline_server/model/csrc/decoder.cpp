@@ -8,7 +8,7 @@ namespace {
 
 std::vector<float> numbers(Source source, int count) {
   std::vector<float> values(source.data == nullptr ? 0 : static_cast<size_t>(count));
-  for (size_t index = 0; index < values.size(); ++index) values[index] = source.at(static_cast<ptrdiff_t>(index));
+  source.read(0, static_cast<int>(values.size()), values.data());
   return values;
 }
 
@@ -98,8 +98,8 @@ void Decoder::step(Attention& attention, const StepShape& shape, const StepInput
 void Decoder::embed(const int64_t* token_ids, int rows) {
   for_rows(pool_, rows, [&](int row) {
     float* const to = stream_.get() + ptrdiff_t(row) * shape_.hidden;
-    const ptrdiff_t first = token_ids[row] * shape_.hidden;
-    for (int i = 0; i < shape_.hidden; ++i) to[i] = embedding_.at(first + i) * shape_.embedding_scale;
+    embedding_.read(token_ids[row] * shape_.hidden, shape_.hidden, to);
+    scale_row(to, shape_.embedding_scale, shape_.hidden);
   });
 }
 

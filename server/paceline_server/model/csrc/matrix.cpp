@@ -86,32 +86,34 @@ Matrix Matrix::pack_columns(Pool& pool, const std::vector<Column>& columns, int 
 }
 
 void Matrix::pack_column(const Column& column, int position) {
-  const int values = format_ == WeightFormat::kFloat32 ? 1 : format_ == WeightFormat::kBfloat16 ? 2 : 4;
-  const ptrdiff_t first = column.index * inputs_;
-  int32_t* const words = data_.get() + (ptrdiff_t(position / kTileColumns) * words_ * kTileColumns) + position % kTileColumns;
-  float scale = 0.0f;
-  if (format_ == WeightFormat::kInt8) {
-    for (int k = 0; k < inputs_; ++k) scale = std::max(scale, std::fabs(column.weight.at(first + k)) / 127.0f);
-    scale = scale > 0.0f ? scale : 1.0f;
+  static thread_local std::vector<float> row;
+  static thread_local std::vector<int32_t> words;
+  row.resize(static_cast<size_t>(inputs_));
+  words.assign(static_cast<size_t>(words_), 0);
+  column.weight.read(column.index * inputs_, inputs_, row.data());
+  switch (format_) {
+    case WeightFormat::kFloat32: std::memcpy(words.data(), row.data(), sizeof(float) * row.size()); break;
+    case WeightFormat::kBfloat16: prepare_row(Form::kPairs, row.data(), inputs_, words.data(), nullptr); break;
+    case WeightFormat::kInt8: quantize(row, position, reinterpret_cast<int8_t*>(words.data())); break;
   }
+  int32_t* const to =
+      data_.get() + ptrdiff_t(position / kTileColumns) * words_ * kTileColumns + position % kTileColumns;
+  for (int word = 0; word < words_; ++word) to[ptrdiff_t(word) * kTileColumns] = words[static_cast<size_t>(word)];
+  if (column.bias.data != nullptr) column.bias.read(column.index, 1, &bias_[static_cast<size_t>(position)]);
+}
+
+void Matrix::quantize(const std::vector<float>& row, int position, int8_t* out) {
+  float largest = 0.0f;
+  for (const float value : row) largest = std::max(largest, std::fabs(value));
+  const float scale = largest > 0.0f ? largest / 127.0f : 1.0f, inverse = 1.0f / scale;
   int32_t sum = 0;
-  for (int k = 0; k < inputs_; ++k) {
-    char* const word = reinterpret_cast<char*>(words + ptrdiff_t(k / values) * kTileColumns);
-    const float value = column.weight.at(first + k);
-    if (format_ == WeightFormat::kFloat32) {
-      std::memcpy(word, &value, 4);
-    } else if (format_ == WeightFormat::kBfloat16) {
-      const uint16_t half = to_bfloat16(value);
-      std::memcpy(word + 2 * (k % 2), &half, 2);
-    } else {
-      const int8_t byte = static_cast<int8_t>(std::clamp(std::lrintf(value / scale), -127l, 127l));
-      std::memcpy(word + k % 4, &byte, 1);
-      sum += byte;
-    }
+  for (size_t k = 0; k < row.size(); ++k) {
+    const float value = std::clamp(row[k] * inverse, -127.0f, 127.0f);
+    out[k] = static_cast<int8_t>(value + (value < 0.0f ? -0.5f : 0.5f));
+    sum += out[k];
   }
-  bias_[position] = column.bias.data == nullptr ? 0.0f : column.bias.at(column.index);
-  scales_[position] = scale;
-  sums_[position] = sum;
+  scales_[static_cast<size_t>(position)] = scale;
+  sums_[static_cast<size_t>(position)] = sum;
 }
 
 void Matrix::multiply(Pool& pool, const Rows& rows, const Output& out) const {

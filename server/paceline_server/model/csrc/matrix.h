@@ -18,9 +18,16 @@ enum class WeightFormat : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
 struct Source {
   const void* data;
   int32_t bfloat16;
-  float at(ptrdiff_t index) const {
-    return bfloat16 ? from_bfloat16(static_cast<const uint16_t*>(data)[index])
-                    : static_cast<const float*>(data)[index];
+
+  // Copy `count` numbers, beginning with number `first`.
+  void read(ptrdiff_t first, int count, float* to) const {
+    if (bfloat16) {
+      const uint16_t* const from = static_cast<const uint16_t*>(data) + first;
+      for (int index = 0; index < count; ++index) to[index] = from_bfloat16(from[index]);
+    } else {
+      const float* const from = static_cast<const float*>(data) + first;
+      for (int index = 0; index < count; ++index) to[index] = from[index];
+    }
   }
 };
 
@@ -78,6 +85,7 @@ class Matrix {
   static Matrix pack_columns(Pool& pool, const std::vector<Column>& columns, int outputs, int inputs,
                              WeightFormat format);
   void pack_column(const Column& column, int position);
+  void quantize(const std::vector<float>& row, int position, int8_t* out);
   template <class Format>
   void multiply_rows(const Rows& rows, int panel, int begin, int end, const Output& out) const;
   template <class Sum>

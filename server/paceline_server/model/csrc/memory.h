@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -27,6 +28,20 @@ Memory<T> allocate(size_t count) {
   void* memory = std::aligned_alloc(alignment, bytes);
   if (memory == nullptr) throw std::bad_alloc();
   if (alignment == kHugePage) madvise(memory, bytes, MADV_HUGEPAGE);
+  return Memory<T>(static_cast<T*>(memory));
+}
+
+// `count` zeros, claimed now: memory that is short must be missed here, not at some later write.
+template <class T>
+Memory<T> allocate_zeros(size_t count) {
+  constexpr size_t kPage = 4096;
+  const size_t bytes = count * sizeof(T);
+  void* memory = std::calloc(count, sizeof(T));  // of this size, fresh pages, which the system has zeroed
+  if (memory == nullptr) throw std::bad_alloc();
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(memory) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(memory) + bytes;
+  if (end > first + kPage) madvise(reinterpret_cast<void*>(first), (end - first) / kPage * kPage, MADV_HUGEPAGE);
+  for (size_t at = 0; at < bytes; at += kPage) static_cast<volatile char*>(memory)[at] = 0;
   return Memory<T>(static_cast<T*>(memory));
 }
 
