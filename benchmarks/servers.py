@@ -75,7 +75,7 @@ def paceline(model: Path, folder: Path, *, port: int = 18001, **engine: Any) -> 
     path.write_text(yaml.safe_dump(config))
     binary = Path(sys.executable).with_name("paceline-server")
     return Server(
-        name=f"paceline {engine.get('dtype', 'float32')}",
+        name=f"paceline {engine.get('quantization') or engine.get('dtype', 'float32')}",
         command=(str(binary), "serve", "--config", str(path)),
         port=port,
         ready_path="/readyz",

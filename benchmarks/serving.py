@@ -36,6 +36,7 @@ def main() -> None:
         servers = [
             paceline(MODEL, folder, port=18001, dtype="float32"),
             paceline(MODEL, folder, port=18003, dtype="bfloat16"),
+            paceline(MODEL, folder, port=18004, dtype="bfloat16", quantization="int8"),
             transformers_serve(MODEL),
         ]
         for number in range(rounds):

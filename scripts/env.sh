@@ -33,4 +33,7 @@ echo "env: installing both packages, test tools and linters (the first time down
 .venv/bin/python -m pip install --quiet --constraint constraints.txt uv
 .venv/bin/uv pip install --python .venv/bin/python --constraint constraints.txt \
   --editable server --editable operator --group test --group lint
+echo "env: compiling the CPU kernels"
+.venv/bin/python -m paceline_server.model.native_build --here >/dev/null ||
+  echo "env: without them the server computes on a CPU with its slower reference back end"
 echo "env: ready in .venv"

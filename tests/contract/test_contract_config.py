@@ -17,6 +17,7 @@ from paceline_server.model import store
 EXAMPLES = {
     "max_model_len": 2048,
     "dtype": "bfloat16",
+    "quantization": "int8",
     "attention_backend": "reference",
     "threads": 2,
     "tensor_parallel_size": 1,
@@ -86,10 +87,9 @@ def test_every_setting_of_the_server_is_a_setting_of_the_service_or_set_by_the_o
         ("engine", "served_model_names"),
         ("engine", "device"),
     }
-    not_yet = {("engine", "quantization")}  # the server takes only null
     offered = {(*group, name) for name, group in ENGINE_GROUPS.items()}
     settings = {path for path in settings_of(ServerConfig) if path[0] != "scheduling"}  # no field of a service yet
-    assert settings == offered | by_the_operator | not_yet
+    assert settings == offered | by_the_operator
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_the_pods_variables_are_ones_that_the_server_reads():
 
 
 def test_the_servers_own_refusals_are_the_ones_assumed_here():
-    for group, key, value in (("engine", "quantization", "int4"), ("kv_cache", "gpu_memory_fraction", 1)):
+    for group, key, value in (("engine", "quantization", "int4"), ("kv_cache", "gpu_memory_fraction", 1.0)):
         with pytest.raises(InvalidConfiguration, match=key):
             parse(
                 {"engine": {"model_path": "m"}}

@@ -47,3 +47,9 @@ def test_every_make_target_that_a_page_names_exists():
     }
     assert named
     assert named <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_has_a_placeholder_left(page):
+    text = page.read_text(encoding="utf-8")
+    assert not re.findall(r"\b[A-Z]+-TABLE\b|\bTODO\b|\bTBD\b|\bFIXME\b|lorem ipsum", text)

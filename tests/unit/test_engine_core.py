@@ -332,6 +332,46 @@ def test_steps_that_generate_for_a_tier_stay_within_its_target_while_a_long_prom
     run(core)
 
 
+def test_requests_that_share_a_prefix_which_is_being_computed_wait_for_it_instead_of_computing_it_too():
+    core, runner = make_core(batch=8, budget=32, num_blocks=200, block_size=4)
+    shared = list(range(1, 41)) * 2
+    prompts = {f"r{index}": [*shared, index + 1, index + 2] for index in range(6)}
+    for name, prompt in prompts.items():
+        core.submit(request(name, prompt, 2))
+    core.submit(request("other", [45] * 6, 2))
+    core.step()
+    second = core.step()
+    assert {output.request_id for output in second} == {"other"}, "nobody else is held up by them"
+    tokens, _ = run(core)
+    assert {name: tokens[name] for name in prompts} == {n: expected_tokens(p, 2) for n, p in prompts.items()}
+    computed = sum(batch.num_tokens for batch in runner.batches)
+    assert computed <= len(shared) + 6 * (2 + 4 + 2) + 8, "the prefix once, and a block's rest for each"
+
+
+def test_when_the_one_that_computes_a_shared_prefix_is_aborted_the_next_computes_it():
+    core, runner = make_core(batch=8, budget=16, num_blocks=200, block_size=4)
+    shared = list(range(1, 61))
+    for name in ("first", "second", "third"):
+        core.submit(request(name, [*shared, ord(name[0]) % 40], 2))
+    core.step()
+    assert started(core) == {"first"}
+    core.abort("first")
+    core.step()
+    assert started(core) == {"second"}
+    tokens, _ = run(core)
+    assert {name: len(got) for name, got in tokens.items()} == {"second": 2, "third": 2}
+    assert sum(batch.num_tokens for batch in runner.batches) < 16 + 2 * 61
+
+
+def test_without_a_prefix_cache_nobody_waits_for_a_prefix():
+    core, _ = make_core(batch=8, budget=16, num_blocks=200, block_size=4, prefix_caching=False)
+    for index in range(3):
+        core.submit(request(f"r{index}", [*range(1, 60), index + 1], 2))
+    core.step()
+    core.step()
+    assert len(core.scheduler.running) > 1
+
+
 arrivals = st.lists(
     st.tuples(
         st.lists(st.integers(1, 3), min_size=1, max_size=20),  # few distinct tokens: prefixes are shared often

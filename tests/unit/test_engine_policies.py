@@ -163,18 +163,26 @@ def test_slo_lifts_a_tenant_that_comes_to_an_empty_line_to_the_one_that_was_serv
 
 def test_slo_keeps_the_last_slots_for_tenants_that_hold_less_than_their_share():
     line = fill(line_of("slo"), *(sequence(f"flood{index}", tenant="flood") for index in range(9)))
-    for _ in range(6):
-        line.take(0.0)
+    held = [line.take(0.0) for _ in range(6)]
     assert line.take(0.0, scarce=True).request.tenant == "flood", "it is alone"
+    line.charge(held[0], 10 * QUANTUM)
     fill(line, sequence("quiet", 1.0, tenant="quiet"))
-    line.charge(sequence("earlier", tenant="quiet"), 1e6)
-    assert line.take(1.0, scarce=True).request_id == "quiet", "though it has used more"
+    quiet = line.take(1.0, scarce=True)
+    assert quiet.request_id == "quiet"
     assert line.take(1.0, scarce=True) is None, "the last ones are kept"
     assert line.take(1.0).request.tenant == "flood"
-    fill(line, sequence("later", 20.0, tenant="flood"))
-    for one in [sequence("quiet", tenant="quiet")]:
-        line.note_end(one)
-    assert line.take(20.0, scarce=True).request.tenant == "flood", "the other one has been gone for ten seconds"
+    line.note_end(quiet)
+    assert line.take(12.0, scarce=True).request.tenant == "flood", "the other one has been gone for ten seconds"
+
+
+def test_slo_never_lets_a_tenant_pass_for_want_of_slots_whose_turn_it_is_by_what_was_used():
+    line = fill(line_of("slo"), *(sequence(f"long{index}", tenant="long") for index in range(9)))
+    held = [line.take(0.0) for _ in range(4)]
+    fill(line, sequence("short", tenant="short"))
+    line.charge(held[0], QUANTUM)
+    line.charge(sequence("earlier", tenant="short"), 99 * QUANTUM)
+    assert line.take(0.0, scarce=True) is None, "it is the turn of the tenant with the long answers"
+    assert line.take(0.0).request.tenant == "long"
 
 
 def test_slots_count_what_each_tenant_holds_by_its_weight():

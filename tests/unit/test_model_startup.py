@@ -20,7 +20,7 @@ from paceline_server.errors import (
     OutOfMemory,
     StartupError,
 )
-from paceline_server.model import machine, startup
+from paceline_server.model import hub, machine, startup
 from paceline_server.model.cache import KVGeometry, blocks_for_cpu, blocks_for_gpu
 from paceline_server.model.startup import load
 from paceline_server.model.testing import save_tiny_model, tiny_config
@@ -57,7 +57,7 @@ def test_a_download_is_a_phase_of_its_own(llama: Path, tmp_path: Path, monkeypat
         for path in llama.iterdir():
             (folder / path.name).write_bytes(path.read_bytes())
 
-    monkeypatch.setattr(startup.hub, "download", download)
+    monkeypatch.setattr(hub, "download", download)
     monkeypatch.setenv("PACELINE_MODEL_STORE", str(tmp_path))
     phases: list[StartupPhase] = []
     loaded = load(tiny_config(llama, engine={"model_path": "hf://org/tiny"}), phases.append)

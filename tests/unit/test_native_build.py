@@ -64,7 +64,7 @@ def test_processes_that_build_at_once_compile_once(tmp_path: Path) -> None:
 def test_a_bundled_library_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_build, "BUNDLED", tmp_path / "built")
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, "echo library > $out")))
-    libraries = native_build.build_all(tmp_path / "built")
+    libraries = native_build.build_into(tmp_path / "built", INSTRUCTION_SETS)
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert [find_or_build(instructions, tmp_path / "cache") for instructions in INSTRUCTION_SETS] == libraries
 

@@ -22,6 +22,7 @@ ENGINE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "max_model_len": ("engine",),
         "dtype": ("engine",),
+        "quantization": ("engine",),
         "attention_backend": ("engine",),
         "threads": ("engine",),
         "tensor_parallel_size": ("engine",),

@@ -11,11 +11,20 @@ import signal
 import socket
 import sys
 
-from paceline_server.engine.loop import Wire, run
+from paceline_server.config import ServerConfig
+from paceline_server.engine.loop import Loaded, Wire, run
 from paceline_server.logs import configure_logging
-from paceline_server.model.startup import load
+from paceline_server.model.phases import OnPhase, find_model
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def _load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
+    find_model(config.engine.model_path, on_phase)
+    # Torch and transformers take seconds to import, many on a busy machine: a model that is not there is told before.
+    from paceline_server.model.startup import load  # noqa: PLC0415
+
+    return load(config, on_phase)
 
 
 def main() -> int:
@@ -24,7 +33,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the gateway drains, then closes
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     configure_logging()
-    return run(Wire(socket.socket(fileno=int(sys.argv[1]))), load)
+    return run(Wire(socket.socket(fileno=int(sys.argv[1]))), _load)
 
 
 if __name__ == "__main__":

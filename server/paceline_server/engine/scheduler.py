@@ -12,6 +12,8 @@ Invariants that the property tests hold:
   oldest always finishes: there is progress, whatever the policy.
 - A preempted sequence comes back only when its blocks fit with a reserve for those that run, so that it is not thrown
   out again at once.
+- A sequence whose next block is being computed by another one waits for it instead of computing it too. Prompts under
+  way always go on, so it does not wait without end; if the other one goes, nothing is promised any more.
 - A sequence whose turn it is and that does not fit may be passed by smaller ones, but only for `max_bypass_seconds`:
   after that free blocks are left to gather for it.
 """
@@ -23,13 +25,14 @@ from dataclasses import dataclass
 from paceline_server.engine.blocks import BlockManager
 from paceline_server.engine.fairness import BLOCK_STEP_COST, INPUT_COST, OUTPUT_COST
 from paceline_server.engine.heap import LazyHeap
+from paceline_server.engine.inflight import PromisedBlocks
 from paceline_server.engine.interface import FinishReason, TokenOutput
 from paceline_server.engine.pacing import Pacer
 from paceline_server.engine.queue import WaitingLine
 from paceline_server.engine.sequence import Sequence
 
 _SLOTS_BY_HEADROOM = 16  # of so many slots the last one is only for tenants that hold less than their share
-_MAX_PASSED = 8  # sequences that a step tries and finds too large before it gives up
+_MAX_PASSED = 16  # sequences that a step tries and passes before it gives up
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of admission: the last one is preempted first
         self.totals = SchedulerTotals()
         self._expiring: LazyHeap[float, Sequence] = LazyHeap()  # sequences with a timeout, by when it is over
+        self._promised = PromisedBlocks()
         self._arrivals = 0
 
     def add(self, sequence: Sequence) -> None:
@@ -172,6 +176,7 @@ class Scheduler:
         for sequence in self.running:
             assert 0 <= sequence.num_computed < sequence.num_tokens, "a running sequence has nothing to compute"
             assert len(sequence.block_table) >= self.blocks.blocks_for(sequence.num_computed), "KV without a block"
+        assert len(self._promised) <= sum(len(sequence.block_table) for sequence in self.running), "a stale promise"
         for sequence in self.waiting:
             assert not sequence.block_table, "a waiting sequence holds blocks"
             assert sequence.num_computed == 0, "a waiting sequence has KV"
@@ -229,9 +234,10 @@ class Scheduler:
             sequence = self.waiting.take(now, scarce=free <= self.limits.max_batch_size // _SLOTS_BY_HEADROOM)
             if sequence is None:
                 break
-            if not self._place(sequence):
+            shares = self._waits_for_prefix(sequence)
+            if shares or not self._place(sequence):
                 passed.append(sequence)
-                if not self._may_be_passed(sequence, now) or len(passed) == _MAX_PASSED:
+                if len(passed) == _MAX_PASSED or not (shares or self._may_be_passed(sequence, now)):
                     break
                 continue
             self.running.append(sequence)
@@ -240,6 +246,15 @@ class Scheduler:
             budget -= count
         for sequence in passed:
             self.waiting.put_back(sequence, now)
+
+    def _waits_for_prefix(self, sequence: Sequence) -> bool:
+        """Whether a running sequence is about to compute the block that this one needs next."""
+        if not len(self._promised):
+            return False
+        cached = len(self._cached_prefix(sequence))
+        if cached == self._cacheable(sequence):
+            return False
+        return sequence.digests(cached + 1, self.blocks.block_size)[cached] in self._promised
 
     def _may_be_passed(self, sequence: Sequence, now: float) -> bool:
         if sequence.blocked_since is None:
@@ -263,13 +278,19 @@ class Scheduler:
         self.totals.prefix_hit_tokens += sequence.num_computed
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.num_computed
+        if self.blocks.prefix_caching:
+            digests = sequence.digests(sequence.num_tokens // self.blocks.block_size, self.blocks.block_size)
+            self._promised.promise(sequence.request_id, digests[len(prefix) :])
         return True
 
     def _cached_prefix(self, sequence: Sequence) -> list[int]:
         if not self.blocks.prefix_caching:
             return []
-        full = (sequence.num_tokens - 1) // self.blocks.block_size  # the last token is computed for its logits
-        return self.blocks.find_prefix(sequence.digests(full, self.blocks.block_size))
+        return self.blocks.find_prefix(sequence.digests(self._cacheable(sequence), self.blocks.block_size))
+
+    def _cacheable(self, sequence: Sequence) -> int:
+        """Blocks that may come from the cache: full ones, but the last token is computed for its logits."""
+        return (sequence.num_tokens - 1) // self.blocks.block_size
 
     def _book(self, sequence: Sequence, count: int) -> None:
         size = self.blocks.block_size
@@ -280,6 +301,7 @@ class Scheduler:
             digests = sequence.digests(full, size)
             for index in range(full_before, full):
                 self.blocks.publish(sequence.block_table[index], digests[index])
+                self._promised.keep(sequence.request_id, digests[index])
 
     def _preempt(self, sequence: Sequence, now: float) -> None:
         self.running.remove(sequence)
@@ -290,6 +312,7 @@ class Scheduler:
         self.waiting.put_back(sequence, now)
 
     def _release(self, sequence: Sequence) -> None:
+        self._promised.break_all(sequence.request_id)
         self.blocks.release(sequence.block_table)
         sequence.block_table = []
 

@@ -98,15 +98,15 @@ class SloLine:
         """Take out the sequence that should enter next, or None.
 
         Args:
-            scarce: few slots are left; they are for tenants that hold less than their share of the slots.
+            scarce: few slots are left; nobody enters if the tenant whose turn it is has its share of the slots already.
         """
         self._promote(now)
         resumed = self._resumed.first()
         if resumed is not None:
             sequence = resumed[1]
         else:
-            tenant = self._next_below_share(now) if scarce else self._next_tenant(now)
-            if tenant is None:
+            tenant = self._next_tenant(now)
+            if tenant is None or (scarce and not self._slots.below_share(tenant, now)):
                 return None
             self._floor = max(self._floor, self._counters.used(tenant))
             sequence = self._lines[tenant].choose(now)
@@ -205,16 +205,6 @@ class SloLine:
                 return tenant
             self._turns.push(tenant, current, tenant)
         return None
-
-    def _next_below_share(self, now: float) -> str | None:
-        """Whose turn it is of the tenants that hold less than their share of the slots."""
-        passed: list[str] = []
-        while (tenant := self._next_tenant(now)) is not None and not self._slots.below_share(tenant, now):
-            self._turns.remove(tenant)
-            passed.append(tenant)
-        for one in passed:
-            self._turns.push(one, self._turn(one, now), one)
-        return tenant
 
     def _turn(self, tenant: str, now: float) -> tuple[int, float]:
         line = self._lines[tenant]

@@ -4,7 +4,8 @@ One library for each instruction set, from the same sources: the choice is made 
 that holds all of them serves any processor. The sources use neither torch's nor Python's headers, so a library
 depends on no version of either, and compiling takes seconds.
 
-`python -m paceline_server.model.native_build` compiles every set into the package, for an image without a compiler.
+`python -m paceline_server.model.native_build` compiles every set into the package, for an image without a compiler;
+with `--here` only this processor's.
 """
 
 from __future__ import annotations
@@ -133,19 +134,23 @@ def compile_library(compiler: str, instructions: InstructionSet, target: Path, *
         path.unlink(missing_ok=True)
 
 
-def build_all(folder: Path) -> list[Path]:
-    """Compile every instruction set into a folder; returns the libraries.
+def build_into(folder: Path, wanted: tuple[InstructionSet, ...]) -> list[Path]:
+    """Compile instruction sets into a folder, those that it lacks; returns the libraries.
 
     Raises:
         NativeUnavailable: see `find_or_build`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    compiler = find_compiler()
-    libraries = []
-    for instructions in INSTRUCTION_SETS if platform.machine() == "x86_64" else INSTRUCTION_SETS[-1:]:
-        libraries.append(folder / _library_name(instructions))
-        compile_library(compiler, instructions, libraries[-1])
+    libraries = [folder / _library_name(instructions) for instructions in wanted]
+    for instructions, library in zip(wanted, libraries, strict=True):
+        if not library.is_file():
+            compile_library(find_compiler(), instructions, library)
     return libraries
+
+
+def instruction_sets_of_this_architecture() -> tuple[InstructionSet, ...]:
+    """All that this compiler can compile for."""
+    return INSTRUCTION_SETS if platform.machine() == "x86_64" else INSTRUCTION_SETS[-1:]
 
 
 def _library_name(instructions: InstructionSet) -> str:
@@ -170,5 +175,16 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+def main(arguments: list[str]) -> int:
+    """Compile into the package; returns the exit code."""
+    wanted = (best_instruction_set(),) if arguments == ["--here"] else instruction_sets_of_this_architecture()
+    try:
+        sys.stdout.writelines(f"{library}\n" for library in build_into(BUNDLED, wanted))
+    except NativeUnavailable as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    sys.stdout.writelines(f"{library}\n" for library in build_all(BUNDLED))
+    sys.exit(main(sys.argv[1:]))

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
 
 from paceline_server.config import BatchingConfig, KVCacheConfig, ServerConfig
-from paceline_server.engine.interface import ModelInfo, StartupPhase
+from paceline_server.engine.interface import ModelInfo
 from paceline_server.engine.loop import Loaded
 from paceline_server.errors import OutOfMemory
-from paceline_server.model import hub
 from paceline_server.model.backend import Backend, CpuBackend, ReferenceBackend, choose_backend
 from paceline_server.model.cache import KVGeometry, blocks_for_cpu, blocks_for_gpu
 from paceline_server.model.loader import CausalModel, eos_token_ids, load_model, read_config
 from paceline_server.model.machine import available_memory, choose_device, choose_dtype, cores_given
+from paceline_server.model.phases import OnPhase, find_model, phase
 from paceline_server.model.runner import ModelRunner, largest_batches
-from paceline_server.model.store import HubModel, resolve, store_root
 from paceline_server.model.support import context_length
 
 log = logging.getLogger("paceline.model")
-
-OnPhase = Callable[[StartupPhase], None]
 
 _STEP_BYTES = 256 << 20
 """Memory left free on a CPU beside weights and KV cache: what a step needs."""
@@ -46,8 +38,8 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
     device = choose_device(config.engine.device)
     if device.type == "cpu":
         torch.set_num_threads(config.engine.threads or cores_given())
-    folder = resolve(config.engine.model_path, store_root(os.environ), _fetching(on_phase))
-    with _phase("load_weights", on_phase):
+    folder = find_model(config.engine.model_path, on_phase)
+    with phase("load_weights", on_phase):
         model_config = read_config(folder)
         longest = context_length(model_config.to_dict(), config.engine.max_model_len)
         dtype = choose_dtype(config.engine.dtype, model_config.dtype, device)
@@ -56,10 +48,10 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
         backend = _backend(backend_name, model, device, longest, config)
         del model
     setup = _Setup(backend, _geometry(model_config, config.kv_cache, dtype), device, longest, config.batching)
-    with _phase("allocate_kv_cache", on_phase):
+    with phase("allocate_kv_cache", on_phase):
         num_blocks = setup.count_blocks(config.kv_cache)
         runner = setup.runner(num_blocks)
-    with _phase("warmup", on_phase):
+    with phase("warmup", on_phase):
         setup.warm_up(runner, num_blocks)
     info = ModelInfo(
         folder=str(folder),
@@ -160,19 +152,3 @@ def _geometry(config: Any, cache: KVCacheConfig, dtype: torch.dtype) -> KVGeomet
         block_size=cache.block_size_tokens,
         dtype=dtype,
     )
-
-
-def _fetching(on_phase: OnPhase) -> Callable[[HubModel, Path], None]:
-    def fetch(model: HubModel, folder: Path) -> None:
-        with _phase("fetch_model", on_phase):
-            hub.download(model, folder)
-
-    return fetch
-
-
-@contextmanager
-def _phase(name: str, on_phase: OnPhase) -> Iterator[None]:
-    begin = perf_counter()
-    on_phase(StartupPhase(name))
-    yield
-    on_phase(StartupPhase(name, perf_counter() - begin))
