@@ -9,18 +9,21 @@ from e2e.live_service import LiveService, eventually
 
 pytestmark = pytest.mark.timeout(600)
 
+MISSING = "hf://paceline-test/no-such-model"
 
-def test_a_model_that_does_not_exist_is_said_within_30_seconds_and_can_be_corrected(
+
+def test_a_model_that_does_not_exist_is_said_at_the_first_failed_start_and_can_be_corrected(
     paceline: Cluster, images: Images, namespace: str
 ) -> None:
-    good = LiveService.sample(paceline, namespace, images.spec)
-    good.changed(model="hf://paceline-test/no-such-model").apply()
+    """The reason is there once the server has given up, some 15 seconds on an otherwise idle machine."""
+    service = LiveService.sample(paceline, namespace, images.spec)
+    service.changed(model=MISSING).apply()
 
-    def reported() -> bool:
-        ready = good.condition("Ready")
-        return ready.get("reason") == "ModelNotFound" and "hf://paceline-test/no-such-model" in ready["message"]
+    eventually(lambda: service.condition("Ready").get("reason") == "ModelNotFound", 120)
+    (pod,) = service.pods()
+    assert pod["status"]["containerStatuses"][0]["restartCount"] <= 1
+    assert MISSING in service.condition("Ready")["message"]
+    assert "ModelNotFound" in service.kubectl("get", "llm", service.name)
 
-    eventually(reported, 30)
-    assert "ModelNotFound" in good.kubectl("get", "llm", good.name)
-    good.apply()
-    good.wait("condition=Ready", 180)
+    service.apply()
+    service.wait("condition=Ready", 180)
