@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests of the CPU kernels with AddressSanitizer and UndefinedBehaviorSanitizer. `make check-native` calls it.
+# Runs the tests of the CPU kernels with AddressSanitizer and UndefinedBehaviorSanitizer. `make check-native` runs it.
 #
 # The kernels find their library in the home folder's cache, so a home of its own keeps the instrumented one apart.
 set -euo pipefail
