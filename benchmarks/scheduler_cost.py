@@ -3,6 +3,7 @@
     python -m benchmarks.scheduler_cost [--quick]
 
 256 sequences run; in each step about four of them end and as many enter, under `slo` with 50 tenants and three tiers.
+Times are of the processor, so that other programs on the machine do not count.
 Writes benchmarks/results/scheduler_cost.json:
 
 - `waiting_100k_over_1k`: median time of `schedule` with 100,000 waiting over that with 1,000.
@@ -18,7 +19,7 @@ import tracemalloc
 from dataclasses import asdict, dataclass
 from random import Random
 from statistics import median
-from time import perf_counter
+from time import process_time as cpu_seconds
 
 from benchmarks.results import write_rows
 from paceline_server.config import SchedulingConfig
@@ -62,42 +63,43 @@ class Load:
         scheduling = SchedulingConfig.model_validate({"policy": policy})
         blocks = BlockManager(RUNNING * 16, 16, prefix_caching=False)
         self.scheduler = Scheduler(SchedulerLimits(RUNNING, 1024), blocks, waiting_line(scheduling))
-        self.fill(waiting + RUNNING)
+        while len(self.scheduler.waiting) < waiting:  # the line grows while steps go on, as it does under overload
+            self.fill(len(self.scheduler.waiting) + 40)
+            self.step()
 
     def fill(self, target: int) -> None:
         """Add requests until so many wait."""
         while len(self.scheduler.waiting) < target:
-            sequence = self._sequence()
-            begin = perf_counter()
+            request = self.request()
+            sequence = Sequence(request, self.now, request.max_tokens)
+            begin = cpu_seconds()
             self.scheduler.add(sequence)
-            self.push_seconds.append(perf_counter() - begin)
+            self.push_seconds.append(cpu_seconds() - begin)
 
     def step(self) -> tuple[float, float]:
         """One step; returns the seconds that schedule and update took."""
         self.now += _SECONDS_PER_STEP
-        begin = perf_counter()
+        begin = cpu_seconds()
         plan = self.scheduler.schedule(self.now)
-        scheduled = perf_counter()
+        scheduled = cpu_seconds()
         sampled = [1 if item.count == item.sequence.remaining else None for item in plan]
-        prepared = perf_counter()
+        prepared = cpu_seconds()
         self.scheduler.update(plan, sampled)
-        updated = perf_counter()
-        self.fill(self._waiting)
+        updated = cpu_seconds()
         return scheduled - begin, updated - prepared
 
-    def _sequence(self) -> Sequence:
+    def request(self) -> GenerationRequest:
+        """The next one."""
         self._count += 1
         random = self._random
-        length = random.randrange(OUTPUT // 2, 2 * OUTPUT)
-        request = GenerationRequest(
+        return GenerationRequest(
             request_id=str(self._count),
             prompt_token_ids=(7,) * PROMPT,
-            max_tokens=length,
+            max_tokens=random.randrange(OUTPUT // 2, 2 * OUTPUT),
             tier=random.choice(tuple(Tier)),
             tenant=str(random.randrange(TENANTS)),
             priority=random.randrange(3),
         )
-        return Sequence(request, self.now, length)
 
 
 def measure(policy: str, waiting: int, steps: int) -> Cost:
@@ -105,10 +107,11 @@ def measure(policy: str, waiting: int, steps: int) -> Cost:
     load = Load(policy, waiting)
     gc.collect()
     gc.freeze()  # a collection that walks 100,000 requests is the interpreter's cost, and falls outside of a step
-    for _ in range(steps // 2 + 32):
-        load.step()
     load.push_seconds.clear()
-    times = [load.step() for _ in range(steps)]
+    times = []
+    for _ in range(steps):
+        times.append(load.step())
+        load.fill(waiting)
     gc.unfreeze()
     return Cost(
         policy=policy,
@@ -123,10 +126,10 @@ def measure(policy: str, waiting: int, steps: int) -> Cost:
 def bytes_per_waiting(policy: str, count: int) -> float:
     """Memory of a waiting request beyond the request itself."""
     load = Load(policy, 0)
-    sequences = [load._sequence().request for _ in range(count)]
+    requests = [load.request() for _ in range(count)]
     gc.collect()
     tracemalloc.start()
-    for request in sequences:
+    for request in requests:
         load.scheduler.add(Sequence(request, 0.0, request.max_tokens))
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()

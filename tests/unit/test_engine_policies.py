@@ -172,6 +172,7 @@ def test_slo_keeps_the_last_slots_for_tenants_that_hold_less_than_their_share():
     assert line.take(1.0, scarce=True) is None, "the last ones are kept"
     assert line.take(1.0).request.tenant == "flood"
     line.note_end(quiet)
+    fill(line, sequence("flood99", 12.0, tenant="flood"))
     assert line.take(12.0, scarce=True).request.tenant == "flood", "the other one has been gone for ten seconds"
 
 

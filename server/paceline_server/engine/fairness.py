@@ -14,6 +14,7 @@ one more quantum in the bound.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 INPUT_COST = 1.0
@@ -85,12 +86,14 @@ class Slots:
     def __init__(self) -> None:
         self._held: dict[str, int] = {}
         self._total = 0
-        self._seen: dict[str, tuple[float, float]] = {}  # weight, and time of the latest request; the latest one last
+        self._seen: OrderedDict[str, tuple[float, float]] = OrderedDict()  # weight, and time of the latest request
+        self._weights = 0.0  # of those in `_seen`
 
     def note(self, tenant: str, weight: float, now: float) -> None:
         """A request of a tenant has come."""
-        self._seen.pop(tenant, None)
+        self._forget(tenant)
         self._seen[tenant] = (weight, now)
+        self._weights += weight
 
     def take(self, tenant: str) -> None:
         """A sequence of the tenant gets a slot."""
@@ -105,13 +108,14 @@ class Slots:
             del self._held[tenant]
 
     def below_share(self, tenant: str, now: float) -> bool:
-        """Whether a tenant holds less than its share, or all others have been idle for ten seconds: O(tenants)."""
-        active = {
-            one: weight
-            for one, (weight, seen) in self._seen.items()
-            if now - seen < _ACTIVE_SECONDS or one in self._held or one == tenant
-        }
-        self._seen = {one: seen for one, seen in self._seen.items() if one in active}
-        if len(active) == 1:
+        """Whether a tenant that waits holds less than its share, or all others have been idle for ten seconds."""
+        while (first := next(iter(self._seen))) != tenant and now - self._seen[first][1] >= _ACTIVE_SECONDS:
+            self._forget(first)
+        if len(self._seen) == 1:
             return True
-        return self._held.get(tenant, 0) < (self._total + 1) * active[tenant] / sum(active.values())
+        return self._held.get(tenant, 0) < (self._total + 1) * self._seen[tenant][0] / self._weights
+
+    def _forget(self, tenant: str) -> None:
+        known = self._seen.pop(tenant, None)
+        if known is not None:
+            self._weights -= known[0]

@@ -189,6 +189,8 @@ class Scheduler:
     def _grow(self, sequence: Sequence, now: float) -> bool:
         """Make room for one more token; False where the sequence itself had to be preempted."""
         needed = self.blocks.blocks_for(sequence.num_tokens) - len(sequence.block_table)
+        if needed <= 0:
+            return True
         while self.blocks.num_free < needed:
             victim = self.running[-1]
             self._preempt(victim, now)

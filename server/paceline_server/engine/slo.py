@@ -30,7 +30,7 @@ from paceline_server.engine.sequence import Sequence
 _TIERS = tuple(Tier)
 _RANKS = {tier: rank for rank, tier in enumerate(_TIERS)}
 _HEAD_STARTS = (32, 16, 0)  # quanta by rank that a tenant may have used more and still go first
-_MOVES_A_CALL = 64  # sequences that rise or become late at once: a hundred thousand of one age must not stop a step
+_MOVES_A_CALL = 4  # that rise or become late; a hundred thousand of one age must not stop a step
 _IN_TIME_BY_LATE = 3  # sequences that are served in time for each one that is late already
 
 
@@ -74,6 +74,7 @@ class SloLine:
 
     def push(self, sequence: Sequence, now: float) -> None:
         """Add a new sequence; a tenant of which nothing waited is lifted to those that wait."""
+        self._promote(now)  # for each that comes some rise: between the steps, and enough of them
         tenant = sequence.request.tenant
         if tenant not in self._lines:
             self._counters.lift(tenant, self._smallest(now) - CREDIT)
