@@ -112,8 +112,10 @@ def running(server: Server, log: Path) -> Iterator[Running]:
     """Start a server, wait until it is ready, and stop it with everything it started.
 
     Raises:
-        RuntimeError: it ended or was not ready in time; the message names its log.
+        RuntimeError: its port is taken, it ended, or it was not ready in time; the message names its log.
     """
+    if _answers(server):
+        raise RuntimeError(f"something answers on port {server.port} already; stop it, {server.name} is to run there")
     with log.open("ab") as output:
         begin = perf_counter()
         process = subprocess.Popen(
@@ -136,12 +138,18 @@ def _wait(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
     while perf_counter() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"{server.name} ended with exit code {process.returncode}; see {log}")
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{server.ready_path}", timeout=2):
-                return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            sleep(0.05)
+        if _answers(server):
+            return
+        sleep(0.05)
     raise RuntimeError(f"{server.name} was not ready after {_START_SECONDS} s; see {log}")
+
+
+def _answers(server: Server) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{server.ready_path}", timeout=2):
+            return True
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
