@@ -61,6 +61,22 @@ def test_processes_that_build_at_once_compile_once(tmp_path: Path) -> None:
     assert (tmp_path / "calls").read_text() == "call\n"
 
 
+def test_every_process_looks_for_the_same_library() -> None:
+    program = "from paceline_server.model.native_build import *; print(*map(library_name, INSTRUCTION_SETS))"
+    names = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in "123"
+    }
+    assert len(names) == 1
+    assert len(set(names.pop().split())) == len(INSTRUCTION_SETS)
+
+
 def test_a_bundled_library_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_build, "BUNDLED", tmp_path / "built")
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, "echo library > $out")))

@@ -83,7 +83,7 @@ def find_or_build(instructions: InstructionSet, cache: Path = CACHE) -> Path:
     Raises:
         NativeUnavailable: it has to be compiled, and there is no compiler, or it fails.
     """
-    name = _library_name(instructions)
+    name = library_name(instructions)
     for folder in (BUNDLED, cache):
         if (folder / name).is_file():
             return folder / name
@@ -127,7 +127,10 @@ def compile_library(compiler: str, instructions: InstructionSet, target: Path, *
         command = [compiler, *_FLAGS, *instructions.flags, *flags, *sources, "-o", str(path)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
-            raise NativeUnavailable(f"{compiler} could not compile the CPU kernels:\n{result.stderr.strip()[-2000:]}")
+            said = result.stderr.strip()[-2000:] or "without a word: is memory short?"
+            raise NativeUnavailable(
+                f"{compiler} could not compile the CPU kernels (status {result.returncode}): {said}"
+            )
         path.chmod(0o755)
         path.replace(target)
     finally:
@@ -141,7 +144,7 @@ def build_into(folder: Path, wanted: tuple[InstructionSet, ...]) -> list[Path]:
         NativeUnavailable: see `find_or_build`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    libraries = [folder / _library_name(instructions) for instructions in wanted]
+    libraries = [folder / library_name(instructions) for instructions in wanted]
     for instructions, library in zip(wanted, libraries, strict=True):
         if not library.is_file():
             compile_library(find_compiler(), instructions, library)
@@ -153,9 +156,9 @@ def instruction_sets_of_this_architecture() -> tuple[InstructionSet, ...]:
     return INSTRUCTION_SETS if platform.machine() == "x86_64" else INSTRUCTION_SETS[-1:]
 
 
-def _library_name(instructions: InstructionSet) -> str:
+def library_name(instructions: InstructionSet) -> str:
     """Changes with everything that the library depends on."""
-    digest = hashlib.sha256(repr((platform.machine(), _FLAGS, instructions)).encode())
+    digest = hashlib.sha256(repr((platform.machine(), _FLAGS, instructions.flags)).encode())
     for source in sorted(SOURCES.glob("*.[ch]*")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return f"paceline-{instructions.name}-{digest.hexdigest()[:16]}.so"
