@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from paceline_server.engine.blocks import BlockManager
 from paceline_server.engine.fairness import BLOCK_STEP_COST, INPUT_COST, OUTPUT_COST
 from paceline_server.engine.heap import LazyHeap
+from paceline_server.engine.inflight import PromisedBlocks
 from paceline_server.engine.interface import FinishReason, TokenOutput
 from paceline_server.engine.pacing import Pacer
-from paceline_server.engine.prefixes import Prefixes
 from paceline_server.engine.queue import WaitingLine
 from paceline_server.engine.sequence import Sequence
 
@@ -87,7 +87,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of admission: the last one is preempted first
         self.totals = SchedulerTotals()
         self._expiring: LazyHeap[float, Sequence] = LazyHeap()  # sequences with a timeout, by when it is over
-        self._prefixes = Prefixes(blocks)
+        self._promised = PromisedBlocks()
         self._arrivals = 0
 
     def add(self, sequence: Sequence) -> None:
@@ -167,7 +167,7 @@ class Scheduler:
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Tokens of a waiting or new sequence that the prefix cache would bring now."""
-        return len(self._prefixes.cached(sequence)) * self.blocks.block_size
+        return len(self._cached_prefix(sequence)) * self.blocks.block_size
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks and sequences agree. For tests, after every step."""
@@ -176,7 +176,7 @@ class Scheduler:
         for sequence in self.running:
             assert 0 <= sequence.num_computed < sequence.num_tokens, "a running sequence has nothing to compute"
             assert len(sequence.block_table) >= self.blocks.blocks_for(sequence.num_computed), "KV without a block"
-        self._prefixes.check_integrity(self.running)
+        assert len(self._promised) <= sum(len(sequence.block_table) for sequence in self.running), "a stale promise"
         for sequence in self.waiting:
             assert not sequence.block_table, "a waiting sequence holds blocks"
             assert sequence.num_computed == 0, "a waiting sequence has KV"
@@ -236,7 +236,7 @@ class Scheduler:
             sequence = self.waiting.take(now, scarce=free <= self.limits.max_batch_size // _SLOTS_BY_HEADROOM)
             if sequence is None:
                 break
-            shares = self._prefixes.awaited(sequence)
+            shares = self._waits_for_prefix(sequence)
             if shares or not self._place(sequence):
                 passed.append(sequence)
                 if len(passed) == _MAX_PASSED or not (shares or self._may_be_passed(sequence, now)):
@@ -249,6 +249,15 @@ class Scheduler:
         for sequence in passed:
             self.waiting.put_back(sequence, now)
 
+    def _waits_for_prefix(self, sequence: Sequence) -> bool:
+        """Whether a running sequence is about to compute the block that this one needs next."""
+        if not len(self._promised):
+            return False
+        cached = len(self._cached_prefix(sequence))
+        if cached == self._cacheable(sequence):
+            return False
+        return sequence.digests(cached + 1, self.blocks.block_size)[cached] in self._promised
+
     def _may_be_passed(self, sequence: Sequence, now: float) -> bool:
         if sequence.blocked_since is None:
             sequence.blocked_since = now
@@ -256,7 +265,7 @@ class Scheduler:
 
     def _place(self, sequence: Sequence) -> bool:
         """Give a waiting sequence its blocks, cached ones where there are; False where they do not fit."""
-        prefix = self._prefixes.cached(sequence)
+        prefix = self._cached_prefix(sequence)
         fresh = self.blocks.blocks_for(sequence.num_tokens) - len(prefix)
         reserve = len(self.running)  # a block each, for the next tokens of those that run
         if self.blocks.num_free_without(prefix) < fresh + reserve:
@@ -271,13 +280,30 @@ class Scheduler:
         self.totals.prefix_hit_tokens += sequence.num_computed
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.num_computed
-        self._prefixes.promise(sequence)
+        if self.blocks.prefix_caching:
+            digests = sequence.digests(sequence.num_tokens // self.blocks.block_size, self.blocks.block_size)
+            self._promised.promise(sequence.request_id, digests[len(prefix) :])
         return True
 
+    def _cached_prefix(self, sequence: Sequence) -> list[int]:
+        if not self.blocks.prefix_caching:
+            return []
+        return self.blocks.find_prefix(sequence.digests(self._cacheable(sequence), self.blocks.block_size))
+
+    def _cacheable(self, sequence: Sequence) -> int:
+        """Blocks that may come from the cache: full ones, but the last token is computed for its logits."""
+        return (sequence.num_tokens - 1) // self.blocks.block_size
+
     def _book(self, sequence: Sequence, count: int) -> None:
-        full_before = sequence.num_computed // self.blocks.block_size
+        size = self.blocks.block_size
+        full_before = sequence.num_computed // size
         sequence.num_computed += count
-        self._prefixes.publish(sequence, full_before)
+        full = sequence.num_computed // size
+        if self.blocks.prefix_caching and full > full_before:
+            digests = sequence.digests(full, size)
+            for index in range(full_before, full):
+                self.blocks.publish(sequence.block_table[index], digests[index])
+                self._promised.keep(sequence.request_id, digests[index])
 
     def _preempt(self, sequence: Sequence, now: float) -> None:
         self.running.remove(sequence)
@@ -288,7 +314,7 @@ class Scheduler:
         self.waiting.put_back(sequence, now)
 
     def _release(self, sequence: Sequence) -> None:
-        self._prefixes.forget(sequence)
+        self._promised.break_all(sequence.request_id)
         self.blocks.release(sequence.block_table)
         sequence.block_table = []
 
