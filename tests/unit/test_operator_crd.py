@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,20 @@ def test_the_status_has_all_that_the_operator_writes() -> None:
 def test_the_crd_fits_into_a_client_side_apply() -> None:
     """Client-side kubectl keeps the whole object in an annotation, which may not exceed 256 KiB."""
     assert len(PATH.read_bytes()) < 100_000
+
+
+def test_no_description_was_cut_in_two_by_a_comma() -> None:
+    """In YAML's flow style an unquoted comma ends a value, and the rest becomes a key that the API server refuses."""
+    assert list(empty_keys(CRD, "crd")) == []
+
+
+def empty_keys(value: Any, path: str) -> Iterator[str]:
+    """Paths of the keys without a value."""
+    if isinstance(value, dict):
+        for key, nested in value.items():
+            if nested is None:
+                yield f"{path}.{key}"
+            yield from empty_keys(nested, f"{path}.{key}")
+    elif isinstance(value, list):
+        for item in value:
+            yield from empty_keys(item, f"{path}[]")
