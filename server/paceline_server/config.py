@@ -18,6 +18,10 @@ from paceline_server.errors import InvalidConfiguration
 
 Positive = Annotated[int, Field(gt=0)]
 
+_TIMEOUT = (
+    "Seconds from its arrival after which a request of this tier is dropped or stopped; a request may ask for less, "
+    "not for more. null is no limit."
+)
 _TPOT = "Target for a step that generates for this tier, in milliseconds: prefills get what fits. null is no target."
 
 
@@ -108,6 +112,7 @@ class InteractiveTier(_Group):
 
     ttft_ms: float = Field(100.0, gt=0, description="Target for the time to the first token, in milliseconds.")
     tpot_ms: float | None = Field(100.0, gt=0, description=_TPOT)
+    timeout_seconds: float | None = Field(None, gt=0, description=_TIMEOUT)
 
 
 class StandardTier(_Group):
@@ -115,6 +120,7 @@ class StandardTier(_Group):
 
     ttft_ms: float = Field(500.0, gt=0, description="Target for the time to the first token, in milliseconds.")
     tpot_ms: float | None = Field(250.0, gt=0, description=_TPOT)
+    timeout_seconds: float | None = Field(None, gt=0, description=_TIMEOUT)
 
 
 class BatchTier(_Group):
@@ -122,6 +128,7 @@ class BatchTier(_Group):
 
     ttft_ms: float = Field(5000.0, gt=0, description="Target for the time to the first token, in milliseconds.")
     tpot_ms: float | None = Field(None, gt=0, description=_TPOT)
+    timeout_seconds: float | None = Field(None, gt=0, description=_TIMEOUT)
 
 
 class TiersConfig(_Group):

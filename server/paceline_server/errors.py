@@ -19,7 +19,8 @@
         ├── Overloaded              503 (or 429 by configuration) with Retry-After
         ├── Draining                503 with Retry-After
         ├── EngineUnavailable       503 with Retry-After: not ready yet, or restarting
-        ├── DeadlineExceeded        504: the request's own timeout was over before its first token
+        ├── DeadlineExceeded        504: the request's time was over before its first token
+        ├── TierNotAllowed          403: the caller may not use this tier or priority
         └── EngineLost              500: the engine died while it worked on this request
 
 Callers: startup errors are translated in `cli` (exit code, termination log), request errors in the gateway's one
@@ -28,6 +29,7 @@ error middleware. Nothing else catches broadly.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -116,6 +118,8 @@ class RequestError(PacelineError):
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
+    headers: ClassVar[Mapping[str, str]] = {}
+    """Headers that every answer with this error has, besides Retry-After."""
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float | None = None
@@ -188,10 +192,25 @@ class EngineUnavailable(RequestError):
 
 
 class DeadlineExceeded(RequestError):
-    """The request's own timeout was over before its first token: it never took a slot."""
+    """The request's time was over before its first token: it never took a slot.
+
+    504 is what gRPC's DEADLINE_EXCEEDED maps to, and no client takes it for overload. OpenAI's clients repeat every
+    status from 500 on unless the answer says otherwise; nobody waits for the repetition of this one.
+    """
 
     status = 504
     type = "timeout_error"
+    headers: ClassVar[Mapping[str, str]] = {"x-should-retry": "false"}
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="deadline_exceeded")
+
+
+class TierNotAllowed(RequestError):
+    """The caller asks for a tier or a priority that it may not use."""
+
+    status = 403
+    type = "invalid_request_error"
 
 
 class EngineLost(RequestError):

@@ -26,7 +26,7 @@ from paceline_server.engine.interface import (
     StartupPhase,
     TokenOutput,
 )
-from paceline_server.errors import EngineUnavailable
+from paceline_server.errors import DeadlineExceeded, EngineUnavailable
 from paceline_server.gateway.app import create_app
 from paceline_server.gateway.state import GATEWAY, Gateway
 
@@ -47,7 +47,7 @@ _CORPUS = (
     "The quick brown fox jumps over the lazy dog, again and again.",
 )
 
-Item = int | tuple[int, ...] | asyncio.Event | Exception
+Item = int | tuple[int, ...] | asyncio.Event | Exception | FinishReason
 Script = Sequence[Item]
 
 
@@ -77,8 +77,9 @@ class FakeEngine:
 
     Args:
         folder: the model's folder.
-        script: for each request, what happens: a token, several tokens in one step, a wait for an event, or an error.
-            `max_tokens`, stop tokens and `ignore_eos` hold. A script that runs out ends with the end-of-sequence token.
+        script: for each request, what happens: a token, several tokens in one step, a wait for an event, an error, or
+            the end for a reason. `max_tokens`, stop tokens and `ignore_eos` hold. A script that runs out ends with the
+            end-of-sequence token.
 
     Attributes:
         requests: all that were submitted.
@@ -158,7 +159,7 @@ class FakeEngine:
                 continue
             if isinstance(item, Exception):
                 raise item
-            output = _step(request, item if isinstance(item, tuple) else (item,), generated)
+            output = _step(request, item, generated)
             generated += len(output.token_ids)
             self.outputs += 1
             self._note()
@@ -172,8 +173,13 @@ class FakeEngine:
         self._changed.set()
 
 
-def _step(request: GenerationRequest, tokens: tuple[int, ...], generated: int) -> TokenOutput:
+def _step(request: GenerationRequest, item: int | tuple[int, ...] | FinishReason, generated: int) -> TokenOutput:
     """One output, cut at the first token that ends the request."""
+    if isinstance(item, FinishReason):
+        if item is FinishReason.TIMEOUT and not generated:
+            raise DeadlineExceeded("the request's time was over before it could start")
+        return TokenOutput(request.request_id, (), item, cached_tokens=4)
+    tokens = item if isinstance(item, tuple) else (item,)
     stops = {*request.stop_token_ids, *(() if request.ignore_eos else (END_OF_TURN,))}
     for count, token in enumerate(tokens, start=1):
         total = generated + count

@@ -43,9 +43,9 @@ def refusal(make: Any, **fields: Any) -> InvalidRequest:
         {"frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0},
         {"logit_bias": {}, "logprobs": False, "top_logprobs": None},
         {"response_format": {"type": "text"}, "tools": [], "tool_choice": "none", "functions": None},
-        {"store": False, "metadata": {"a": "b"}, "user": "me", "service_tier": "auto", "parallel_tool_calls": True},
+        {"store": False, "metadata": {"a": "b"}, "user": "me", "parallel_tool_calls": True},
         {"stream_options": None, "stop": None, "seed": None, "max_tokens": None, "temperature": None, "stream": None},
-        {"chat_template": None, "chat_template_kwargs": {}, "skip_special_tokens": True, "priority": 0},
+        {"chat_template": None, "chat_template_kwargs": {}, "skip_special_tokens": True},
     ],
 )
 def test_values_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:

@@ -255,7 +255,7 @@ async def _outputs(items: asyncio.Queue[_Item]) -> AsyncIterator[TokenOutput]:
         if isinstance(item, Exception):
             raise item
         if item.finish is FinishReason.TIMEOUT and not started:
-            raise DeadlineExceeded("the request's timeout was over before it could start", code="deadline_exceeded")
+            raise DeadlineExceeded("the request's time was over before it could start")
         started = True
         yield item
         if item.finish is not None:

@@ -20,22 +20,24 @@ Fields = TypeVar("Fields", bound=GenerationFields)
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every chunk of an answer repeats."""
+    """What every chunk of an answer repeats; `service_tier` only where the client asked for one."""
 
     id: str
     created: int
     model: str
     system_fingerprint: str
+    service_tier: str | None = None
 
     def json(self, kind: str) -> Json:
         """The fields of the head, in an object of this kind."""
-        return {
+        head = {
             "id": self.id,
             "object": kind,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.system_fingerprint,
         }
+        return head if self.service_tier is None else {**head, "service_tier": self.service_tier}
 
 
 class Endpoint(Protocol[Fields]):
@@ -76,6 +78,17 @@ class Endpoint(Protocol[Fields]):
     def whole(self, text: str, finish: FinishReason) -> Json:
         """The choice of a whole answer."""
         ...
+
+
+def finish_fields(finish: FinishReason | None) -> Json:
+    """How a choice ended, in words that every client knows.
+
+    Clients with a closed set of reasons fail on a new one. An answer that ran out of its time is cut short, which is
+    what `length` says; why is said beside it, in the words of OpenAI's responses.
+    """
+    if finish is FinishReason.TIMEOUT:
+        return {"finish_reason": FinishReason.LENGTH, "incomplete_details": {"reason": "deadline_exceeded"}}
+    return {"finish_reason": finish}
 
 
 def usage(exchange: Exchange) -> Json:

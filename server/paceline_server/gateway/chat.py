@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from paceline_server.engine.interface import FinishReason
-from paceline_server.gateway.answers import Json
+from paceline_server.gateway.answers import Json, finish_fields
 from paceline_server.gateway.model_text import ModelText
 from paceline_server.gateway.requests import ChatRequest, Message
 
@@ -41,11 +41,11 @@ class ChatEndpoint:
     def whole(self, text: str, finish: FinishReason) -> Json:
         """The whole message."""
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+        return {"index": 0, "message": message, "logprobs": None, **finish_fields(finish)}
 
 
 def _chunk(delta: Json, finish: FinishReason | None) -> Json:
-    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    return {"index": 0, "delta": delta, "logprobs": None, **finish_fields(finish)}
 
 
 def _for_template(message: Message, knows_developer: bool) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from paceline_server.engine.interface import FinishReason
 from paceline_server.errors import InvalidRequest
-from paceline_server.gateway.answers import Json
+from paceline_server.gateway.answers import Json, finish_fields
 from paceline_server.gateway.model_text import ModelText
 from paceline_server.gateway.requests import CompletionRequest
 
@@ -55,4 +55,4 @@ class CompletionEndpoint:
 
 
 def _choice(text: str, finish: FinishReason | None) -> Json:
-    return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish}
+    return {"index": 0, "text": text, "logprobs": None, **finish_fields(finish)}

@@ -17,6 +17,7 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LABEL_CHARS = 512
 MAX_METADATA = 16  # pairs, as in the OpenAI reference
+MAX_TIMEOUT_SECONDS = 86_400
 
 
 def only(*harmless: Any) -> AfterValidator:

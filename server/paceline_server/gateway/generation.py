@@ -69,6 +69,8 @@ async def generate(
     Raises:
         EngineUnavailable: no engine is ready.
         EngineLost: the engine died on the way.
+        Overloaded: the engine says that it would be too late.
+        DeadlineExceeded: the request's time was over before its first token.
     """
     async with engine.stream(request) as outputs:
         async for output in outputs:

@@ -26,6 +26,7 @@ REJECTIONS = (
     "overloaded",
     "draining",
     "engine_unavailable",
+    "deadline_exceeded",
 )
 
 # Dense where objectives are set: the adapter interpolates a p95 between these bounds.
@@ -120,6 +121,7 @@ def _gauges(stats: EngineStats) -> Iterable[Metric]:
 def _counters(stats: EngineStats) -> Iterable[Metric]:
     for name, about, value in (
         ("paceline_preemptions", "Running requests put back for want of KV blocks", stats.preemptions),
+        ("paceline_expirations", "Requests that ran out of their own time, waiting or running", stats.expirations),
         ("paceline_steps", "Steps of the engine", stats.steps),
         ("paceline_computed_tokens", "Tokens computed, prompt and output", stats.computed_tokens),
         ("paceline_prefix_queried_tokens", "Prompt tokens looked up in the prefix cache", stats.prefix_queried_tokens),

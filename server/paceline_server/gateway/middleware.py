@@ -12,6 +12,7 @@ from aiohttp.typedefs import Handler
 
 from paceline_server.errors import (
     ContextLengthExceeded,
+    DeadlineExceeded,
     Draining,
     EngineUnavailable,
     InvalidRequest,
@@ -38,6 +39,7 @@ _REASONS: tuple[tuple[type[RequestError], str], ...] = (
     (Overloaded, "overloaded"),
     (Draining, "draining"),
     (EngineUnavailable, "engine_unavailable"),
+    (DeadlineExceeded, "deadline_exceeded"),
 )
 """The label of `paceline_rejections_total` by error."""
 
@@ -89,7 +91,7 @@ async def _answer(record: Exchange, error: RequestError, gateway: Gateway) -> we
         return record.stream.response
     overload_status = gateway.config.gateway.backpressure.overload_status
     status = overload_status if isinstance(error, Overloaded) else error.status
-    headers = {"x-request-id": record.id}
+    headers = {"x-request-id": record.id, **error.headers}
     if error.retry_after is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after))
     response = web.json_response(error.envelope(), status=status, headers=headers)

@@ -18,7 +18,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from paceline_server.engine.batch import SamplingParams
+from paceline_server.engine.interface import Tier
 from paceline_server.gateway.fields import (
+    MAX_TIMEOUT_SECONDS,
     Label,
     Unsupported,
     labels,
@@ -30,6 +32,7 @@ from paceline_server.gateway.fields import (
 )
 
 MAX_MESSAGES = 2048
+MAX_PRIORITY = 1000
 
 _GREEDY_BELOW = 1e-5  # dividing logits by less only makes infinities out of them
 _LEAST_TOP_P = 1e-9  # stands for 0: the nucleus is then the most likely token alone
@@ -65,6 +68,10 @@ class GenerationFields(_Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: Label = None
+    tier: Annotated[Tier | None, Field(strict=False)] = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    priority: Annotated[int | None, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = None
+    timeout: Annotated[float | None, Field(gt=0, le=MAX_TIMEOUT_SECONDS)] = None
     user: Label = None
 
     n: Annotated[Any, only(1)] = None
@@ -80,7 +87,6 @@ class GenerationFields(_Strict):
     guided_regex: Unsupported = None
     guided_choice: Unsupported = None
     guided_grammar: Unsupported = None
-    priority: Annotated[Any, only(0)] = None
     echo: Annotated[Any, only(False)] = None
     skip_special_tokens: Annotated[Any, only(True)] = None
     include_stop_str_in_output: Annotated[Any, only(False)] = None
@@ -97,6 +103,8 @@ class GenerationFields(_Strict):
             raise PydanticCustomError(
                 "min_tokens", "min_tokens must be at most " + f"{self.output_limit_field} ({asked})"
             )
+        if self.tier is not None and self.service_tier not in (None, "auto"):
+            raise PydanticCustomError("service_tier", "service_tier and tier say the same thing; send one of them")
         return self
 
     @property
@@ -172,7 +180,6 @@ class ChatRequest(GenerationFields):
     reasoning_effort: Unsupported = None
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
-    service_tier: Annotated[Any, only("auto", "default")] = None
     store: Annotated[Any, only(False)] = None
     metadata: Annotated[Any, BeforeValidator(labels)] = None
     safety_identifier: Label = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from aiohttp import web
@@ -27,6 +28,7 @@ from paceline_server.gateway.requests import GenerationFields
 from paceline_server.gateway.state import GATEWAY, Gateway
 from paceline_server.gateway.stream import EventStream
 from paceline_server.gateway.strict_json import parse_object
+from paceline_server.gateway.urgency import TIMEOUT_HEADER, urgency
 
 _PARSE_IN_WORKER_BYTES = 64 * 1024  # smaller bodies are parsed faster than a thread is woken
 
@@ -68,9 +70,11 @@ async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelTex
         gateway.require_model(fields.model)
         refuse_limit_beyond_context(fields.output_limit, fields.output_limit_field, text.info)
         text.refuse_unknown(fields.stop_token_ids, "stop_token_ids")
+        urgent = urgency(fields, request.headers.get(TIMEOUT_HEADER), gateway.config.scheduling)
         prompt = await endpoint.encode(fields, text)
     exchange.prompt_tokens = len(prompt)
-    head = Head(endpoint.id_prefix + exchange.id, exchange.created, fields.model, gateway.fingerprint(text.info))
+    fingerprint = gateway.fingerprint(text.info)
+    head = Head(endpoint.id_prefix + exchange.id, exchange.created, fields.model, fingerprint, urgent.service_tier)
     detokenizer = Detokenizer(text.tokenizer.pieces, continues=endpoint.continues_prompt)
     return _Job(
         request=GenerationRequest(
@@ -82,6 +86,9 @@ async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelTex
             ignore_eos=bool(fields.ignore_eos),
             min_tokens=fields.min_tokens or 0,
             cache_salt=fields.cache_salt or "",
+            tier=urgent.tier,
+            priority=urgent.priority,
+            timeout=urgent.remaining(monotonic() - exchange.started),
         ),
         assembly=TextAssembly(detokenizer, fields.stop, fields.min_tokens or 0),
         head=head,

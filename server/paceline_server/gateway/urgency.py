@@ -1,0 +1,108 @@
+"""How urgent a request is: its tier, its priority and its deadline, from what the client and the configuration say.
+
+Pure. Called by `service` between the check of the fields and the engine. A deadline counts from the request's arrival
+here: reading a slow body and tokenising a long prompt are part of what the client waits for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from paceline_server.config import SchedulingConfig
+from paceline_server.engine.interface import Tier
+from paceline_server.errors import DeadlineExceeded, InvalidRequest
+from paceline_server.gateway.fields import MAX_TIMEOUT_SECONDS
+from paceline_server.gateway.requests import GenerationFields
+
+TIMEOUT_HEADER = "X-Request-Timeout"
+"""Seconds that the client waits; for proxies and clients that cannot write into the body."""
+
+_SERVICE_TIERS = {"default": Tier.STANDARD, "flex": Tier.BATCH, "priority": Tier.INTERACTIVE}
+_SERVICE_WORDS = {tier: word for word, tier in _SERVICE_TIERS.items()}
+_SHOWN_CHARS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Urgency:
+    """What a request asks of the scheduler.
+
+    Attributes:
+        timeout: seconds from its arrival at the gateway, or None for no limit.
+        service_tier: OpenAI's word for `tier`, where the client used such a word and expects one back.
+    """
+
+    tier: Tier
+    priority: int = 0
+    timeout: float | None = None
+    service_tier: str | None = None
+
+    def remaining(self, elapsed: float) -> float | None:
+        """Seconds that are left of the timeout; None where there is none.
+
+        Args:
+            elapsed: seconds since the request's arrival.
+
+        Raises:
+            DeadlineExceeded: nothing is left.
+        """
+        if self.timeout is None:
+            return None
+        if elapsed >= self.timeout:
+            raise DeadlineExceeded(
+                f"the request's time ({self.timeout:g} s) was over before it could be handed to the engine"
+            )
+        return self.timeout - elapsed
+
+
+def urgency(fields: GenerationFields, header: str | None, scheduling: SchedulingConfig) -> Urgency:
+    """What a request asks of the scheduler.
+
+    Of the timeouts in the body, in the header and of the tier the smallest counts: each is the longest that somebody
+    is willing to wait.
+
+    Args:
+        header: the value of `TIMEOUT_HEADER`.
+
+    Raises:
+        InvalidRequest: the header is no number of seconds, or the priority means nothing to the policy in force.
+    """
+    tier = _tier(fields)
+    if fields.priority and scheduling.policy != "priority":
+        raise InvalidRequest(
+            f"priority: the scheduling policy here is {scheduling.policy}, which knows none; "
+            "leave it out, send 0, or say how urgent the request is by tier",
+            param="priority",
+            code="unsupported_parameter",
+        )
+    own = getattr(scheduling.tiers, tier.value).timeout_seconds
+    timeouts = [given for given in (fields.timeout, _header_seconds(header), own) if given is not None]
+    return Urgency(
+        tier=tier,
+        priority=fields.priority or 0,
+        timeout=min(timeouts, default=None),
+        service_tier=None if fields.service_tier is None else _SERVICE_WORDS[tier],
+    )
+
+
+def _tier(fields: GenerationFields) -> Tier:
+    if fields.tier is not None:
+        return fields.tier
+    return _SERVICE_TIERS.get(fields.service_tier or "auto", Tier.STANDARD)
+
+
+def _header_seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_TIMEOUT_SECONDS:
+        raise InvalidRequest(
+            f"the header {TIMEOUT_HEADER} must be a number of seconds above 0 and at most {MAX_TIMEOUT_SECONDS}, "
+            f"not {text[:_SHOWN_CHARS]!r}",
+            param=TIMEOUT_HEADER,
+            code="invalid_value",
+        )
+    return seconds
