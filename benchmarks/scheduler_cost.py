@@ -28,6 +28,7 @@ from paceline_server.engine.interface import GenerationRequest, Tier
 from paceline_server.engine.policies import waiting_line
 from paceline_server.engine.scheduler import Scheduler, SchedulerLimits
 from paceline_server.engine.sequence import Sequence
+from paceline_server.engine.tables import BlockTables
 
 RUNNING = 256
 PROMPT, OUTPUT = 64, 64
@@ -61,8 +62,8 @@ class Load:
         self.now = 0.0
         self.push_seconds: list[float] = []
         scheduling = SchedulingConfig.model_validate({"policy": policy})
-        blocks = BlockManager(RUNNING * 16, 16, prefix_caching=False)
-        self.scheduler = Scheduler(SchedulerLimits(RUNNING, 1024), blocks, waiting_line(scheduling))
+        tables = BlockTables(BlockManager(RUNNING * 16, 16, prefix_caching=False))
+        self.scheduler = Scheduler(SchedulerLimits(RUNNING, 1024), tables, waiting_line(scheduling))
         while len(self.scheduler.waiting) < waiting:  # the line grows while steps go on, as it does under overload
             self.fill(len(self.scheduler.waiting) + 40)
             self.step()

@@ -22,20 +22,35 @@ PREFIXES = ((1,) * 12, (1,) * 8 + (2,) * 8, (3,) * 6)
 BATCH, BYPASS = 4, 3.0
 
 
+class TimedRunner(FakeRunner):
+    """Takes a millisecond a token."""
+
+    def __init__(self, info, pass_time):
+        super().__init__(info)
+        self._pass_time = pass_time
+
+    def execute(self, batch):
+        self._pass_time(0.001 * batch.num_tokens)
+        return super().execute(batch)
+
+
 class EngineLife(RuleBasedStateMachine):
     """Requests come, run, are preempted, aborted and time out; blocks are shared, evicted and found again.
 
-    Time passes by a second a step. The model of what is right: each request's tokens are those that it would get alone.
+    Time passes by a second a step, and a little by token, so that swapping pays. The model of what is right: each
+    request's tokens are those that it would get alone.
     """
 
     policy = "slo"
 
-    @initialize(blocks=st.integers(8, 24), budget=st.integers(BATCH, 24), caching=st.booleans())
-    def start(self, blocks, budget, caching):
-        info = model_info(num_blocks=blocks, block_size=4)
+    @initialize(
+        blocks=st.integers(8, 24), budget=st.integers(BATCH, 24), caching=st.booleans(), slots=st.integers(0, 16)
+    )
+    def start(self, blocks, budget, caching, slots):
+        info = model_info(num_blocks=blocks, block_size=4, swap_slots=slots)
         self.now = 0.0
         self.core = EngineCore(
-            FakeRunner(info),
+            TimedRunner(info, self.pass_time),
             info,
             SchedulerLimits(BATCH, budget, BYPASS),
             SchedulingConfig(policy=self.policy, admission="none", promote_after_seconds=15.0),
@@ -118,6 +133,9 @@ class EngineLife(RuleBasedStateMachine):
         assert self.got[name] == expected_tokens(self.prompts[name], len(self.got[name]))
         if output.finish is not None:
             self.ended[name] = output.finish
+
+    def pass_time(self, seconds):
+        self.now += seconds
 
     def computed(self):
         return self.core.stats().computed_tokens

@@ -87,7 +87,7 @@ class Admission:
         ahead = self._scheduler.waiting.ahead_of(sequence, now)
         newcomer = Newcomer(
             tier=sequence.request.tier,
-            tokens=sequence.num_tokens - self._scheduler.cached_tokens(sequence),
+            tokens=sequence.num_tokens - self._scheduler.tables.cached_tokens(sequence),
             blocks=self._scheduler.blocks.blocks_for(sequence.num_tokens),
             ahead=ahead,
             overtaking=sum(self._offered[tier].per_second(now) for tier in ahead.overtaken_by),

@@ -1,13 +1,15 @@
 """What one step computes, and the seam between the step loop and the model: `Runner.execute`.
 
 The step loop builds a `StepBatch` from the scheduler's decision; the model's runner turns it into packed tensors.
-Plain integers only: the scheduler's side of the seam imports no torch.
+Plain integers only: the scheduler's side of the seam imports no torch. What has to be moved between blocks of the
+device and slots of host memory is part of a step too, so that the order of all that touches a block is in one place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 
@@ -49,11 +51,40 @@ class SequenceSlice:
     banned_token_ids: Sequence[int] = ()
 
 
+class CopyKind(Enum):
+    """From where to where a block's content goes."""
+
+    WITHIN = "within"
+    """From a block of the device to another one."""
+    OUT = "out"
+    """From a block of the device to a slot of host memory."""
+    IN = "in"
+    """From a slot of host memory to a block of the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """One block's content, the keys and values of all layers, copied whole.
+
+    Attributes:
+        source, target: blocks or slots, as `kind` says.
+    """
+
+    kind: CopyKind
+    source: int
+    target: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """All slices of a step, in the order of the answer."""
+    """All slices of a step, in the order of the answer.
+
+    Attributes:
+        copies: done one after the other before any slice is computed; a later one may reuse what an earlier one freed.
+    """
 
     slices: Sequence[SequenceSlice]
+    copies: Sequence[BlockCopy] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -65,7 +96,7 @@ class Runner(Protocol):
     """Runs the model over one batch."""
 
     def execute(self, batch: StepBatch) -> Sequence[int | None]:
-        """Write the KV of every token of the batch and sample where asked.
+        """Copy blocks, then write the KV of every token of the batch and sample where asked.
 
         Returns:
             One entry a slice: the sampled token id, or None where `sampling` is None.

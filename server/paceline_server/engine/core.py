@@ -20,6 +20,8 @@ from paceline_server.engine.policies import tpot_targets, ttft_targets, waiting_
 from paceline_server.engine.scheduler import Scheduled, Scheduler, SchedulerLimits
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.steptime import StepShape, StepTimeModel
+from paceline_server.engine.swapping import PreemptionCosts, SwapSpace
+from paceline_server.engine.tables import BlockTables
 
 
 class EngineCore:
@@ -48,8 +50,12 @@ class EngineCore:
         scheduling = scheduling or SchedulingConfig()
         self.step_time = StepTimeModel()
         pacer = Pacer(self.step_time, tpot_targets(scheduling.tiers))
-        blocks = BlockManager(info.num_blocks, info.block_size, prefix_caching=prefix_caching)
-        self.scheduler = Scheduler(limits, blocks, waiting_line(scheduling), pacer)
+        tables = BlockTables(
+            BlockManager(info.num_blocks, info.block_size, prefix_caching=prefix_caching),
+            SwapSpace(info.swap_slots),
+            PreemptionCosts(self.step_time, info.block_copy_seconds),
+        )
+        self.scheduler = Scheduler(limits, tables, waiting_line(scheduling), pacer)
         self.admission = Admission(
             self.scheduler, pacer, Forecast(self.step_time), ttft_targets(scheduling.tiers), scheduling.admission
         )
@@ -106,7 +112,8 @@ class EngineCore:
         if not plan:
             return expired
         shape = StepShape.of((item.sequence.num_computed, item.count) for item in plan)
-        batch = StepBatch([item.sequence.slice(item.count) for item in plan])
+        slices = [item.sequence.slice(item.count) for item in plan]
+        batch = StepBatch(slices, self.scheduler.tables.take_copies())
         scheduled = self._clock()
         sampled = list(self._runner.execute(batch))
         executed = self._clock()
@@ -118,7 +125,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Gauges of this moment and totals since the start."""
-        scheduler = self.scheduler
+        scheduler, tables = self.scheduler, self.scheduler.tables.totals
         oldest = scheduler.waiting.oldest_arrival
         return EngineStats(
             waiting=len(scheduler.waiting),
@@ -129,8 +136,10 @@ class EngineCore:
             computed_tokens=self._computed_tokens,
             preemptions=scheduler.totals.preemptions,
             expirations=scheduler.totals.expirations,
-            prefix_queried_tokens=scheduler.totals.prefix_queried_tokens,
-            prefix_hit_tokens=scheduler.totals.prefix_hit_tokens,
+            prefix_queried_tokens=tables.prefix_queried_tokens,
+            prefix_hit_tokens=tables.prefix_hit_tokens,
+            swapped_out_blocks=tables.swapped_out_blocks,
+            swapped_in_blocks=tables.swapped_in_blocks,
             batch_sequences=len(self._last_plan),
             batch_tokens=sum(item.count for item in self._last_plan),
             oldest_waiting_seconds=0.0 if oldest is None else self._clock() - oldest,

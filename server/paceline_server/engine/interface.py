@@ -95,6 +95,9 @@ class ModelInfo:
         max_model_len: longest sequence in tokens, prompt and output.
         num_blocks: KV blocks of the pool.
         block_size: tokens in a block.
+        block_bytes: of a block's keys and values, all layers.
+        swap_slots: blocks that host memory holds for preempted sequences.
+        block_copy_seconds: time to copy a block to host memory or back, as measured.
     """
 
     folder: str
@@ -106,6 +109,9 @@ class ModelInfo:
     dtype: str
     device: str
     attention_backend: str
+    block_bytes: int = 0
+    swap_slots: int = 0
+    block_copy_seconds: float = 0.0
 
     @property
     def kv_capacity_tokens(self) -> int:
@@ -153,6 +159,7 @@ class EngineStats:
         waiting_tokens: prompt tokens of those that wait.
         kv_usage: share of the pool's blocks in use by running sequences, 0..1.
         batch_sequences, batch_tokens: what the last step held.
+        swapped_out_blocks, swapped_in_blocks: copied to host memory by preemptions, and back.
         expirations: requests that ran out of their own time.
         oldest_waiting_seconds: age of the request that has waited longest.
         predicted_ttft_seconds: forecast for a short request that comes now, by tier; empty while nothing is known.
@@ -169,6 +176,8 @@ class EngineStats:
     expirations: int = 0
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
     batch_sequences: int = 0
     batch_tokens: int = 0
     oldest_waiting_seconds: float = 0.0

@@ -7,9 +7,9 @@ line, in the order of its policy.
 Invariants that the property tests hold:
 
 - A sequence gets all blocks for its known tokens when it is admitted, so only decoding grows a block table.
-- When the pool is exhausted the most recently admitted sequence is preempted (its blocks go, its tokens stay, it
-  returns to the waiting line). The oldest one is never preempted and every request fits the pool alone, so the
-  oldest always finishes: there is progress, whatever the policy.
+- When the pool is exhausted the most recently admitted sequence is preempted: its blocks go, its tokens stay, its KV
+  may be parked in host memory (`tables`), and it returns to the waiting line. The oldest one is never preempted and
+  every request fits the pool alone, so the oldest always finishes: there is progress, whatever the policy.
 - A preempted sequence comes back only when its blocks fit with a reserve for those that run, so that it is not thrown
   out again at once.
 - A sequence whose next block is being computed by another one waits for it instead of computing it too. Prompts under
@@ -22,14 +22,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline_server.engine.blocks import BlockManager
 from paceline_server.engine.fairness import BLOCK_STEP_COST, INPUT_COST, OUTPUT_COST
 from paceline_server.engine.heap import LazyHeap
-from paceline_server.engine.inflight import PromisedBlocks
 from paceline_server.engine.interface import FinishReason, TokenOutput
 from paceline_server.engine.pacing import Pacer
 from paceline_server.engine.queue import WaitingLine
 from paceline_server.engine.sequence import Sequence
+from paceline_server.engine.tables import BlockTables
 
 _SLOTS_BY_HEADROOM = 16  # of so many slots the last one is only for tenants that hold less than their share
 _MAX_PASSED = 16  # sequences that a step tries and passes before it gives up
@@ -64,30 +63,29 @@ class SchedulerTotals:
 
     preemptions: int = 0
     expirations: int = 0
-    prefix_queried_tokens: int = 0
-    prefix_hit_tokens: int = 0
 
 
 class Scheduler:
     """Owns the waiting line, the running sequences and their blocks.
 
     Args:
+        tables: of the running sequences, which are none yet.
         waiting: an empty line; its class is the policy.
         pacer: sizes the prefill of a step; None leaves it the whole budget.
     """
 
     def __init__(
-        self, limits: SchedulerLimits, blocks: BlockManager, waiting: WaitingLine, pacer: Pacer | None = None
+        self, limits: SchedulerLimits, tables: BlockTables, waiting: WaitingLine, pacer: Pacer | None = None
     ) -> None:
         assert limits.max_tokens_in_batch >= limits.max_batch_size
         self.limits = limits
-        self.blocks = blocks
+        self.tables = tables
+        self.blocks = tables.blocks
         self.waiting = waiting
         self._pacer = pacer
         self.running: list[Sequence] = []  # in order of admission: the last one is preempted first
         self.totals = SchedulerTotals()
         self._expiring: LazyHeap[float, Sequence] = LazyHeap()  # sequences with a timeout, by when it is over
-        self._promised = PromisedBlocks()
         self._arrivals = 0
 
     def add(self, sequence: Sequence) -> None:
@@ -103,11 +101,12 @@ class Scheduler:
         self._expiring.remove(request_id)
         waiting = self.waiting.remove(request_id)
         if waiting is not None:
+            self.tables.release(waiting)
             return waiting
         for index, sequence in enumerate(self.running):
             if sequence.request_id == request_id:
                 del self.running[index]
-                self._release(sequence)
+                self.tables.release(sequence)
                 self.waiting.note_end(sequence)
                 return sequence
         return None
@@ -149,7 +148,7 @@ class Scheduler:
         finished: set[str] = set()
         for item, token_id in zip(plan, sampled, strict=True):
             sequence = item.sequence
-            self._book(sequence, item.count)
+            self.tables.book(sequence, item.count)
             held = BLOCK_STEP_COST * len(sequence.block_table)
             self.waiting.charge(sequence, held if token_id is None else held + OUTPUT_COST)
             if token_id is None:
@@ -159,27 +158,16 @@ class Scheduler:
             if reason is not None:
                 finished.add(sequence.request_id)
                 self._expiring.remove(sequence.request_id)
-                self._release(sequence)
+                self.tables.release(sequence)
                 self.waiting.note_end(sequence)
         if finished:
             self.running = [sequence for sequence in self.running if sequence.request_id not in finished]
         return outputs
 
-    def cached_tokens(self, sequence: Sequence) -> int:
-        """Tokens of a waiting or new sequence that the prefix cache would bring now."""
-        return len(self._cached_prefix(sequence)) * self.blocks.block_size
-
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks and sequences agree. For tests, after every step."""
-        self.blocks.check_integrity(sequence.block_table for sequence in self.running)
         assert len(self.running) <= self.limits.max_batch_size
-        for sequence in self.running:
-            assert 0 <= sequence.num_computed < sequence.num_tokens, "a running sequence has nothing to compute"
-            assert len(sequence.block_table) >= self.blocks.blocks_for(sequence.num_computed), "KV without a block"
-        assert len(self._promised) <= sum(len(sequence.block_table) for sequence in self.running), "a stale promise"
-        for sequence in self.waiting:
-            assert not sequence.block_table, "a waiting sequence holds blocks"
-            assert sequence.num_computed == 0, "a waiting sequence has KV"
+        self.tables.check_integrity(self.running, self.waiting)
 
     def _decodes(self, now: float) -> list[Scheduled]:
         oldest_first = list(self.running)  # a copy: growing may preempt
@@ -188,15 +176,11 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, now: float) -> bool:
         """Make room for one more token; False where the sequence itself had to be preempted."""
-        needed = self.blocks.blocks_for(sequence.num_tokens) - len(sequence.block_table)
-        if needed <= 0:
-            return True
-        while self.blocks.num_free < needed:
+        while not self.tables.grow(sequence):
             victim = self.running[-1]
             self._preempt(victim, now)
             if victim is sequence:
                 return False
-        sequence.block_table += self.blocks.allocate(needed)
         return True
 
     def _prefill_budget(self, decodes: list[Scheduled]) -> int:
@@ -236,7 +220,7 @@ class Scheduler:
             sequence = self.waiting.take(now, scarce=free <= self.limits.max_batch_size // _SLOTS_BY_HEADROOM)
             if sequence is None:
                 break
-            shares = self._waits_for_prefix(sequence)
+            shares = self.tables.waits_for_prefix(sequence)
             if shares or not self._place(sequence):
                 passed.append(sequence)
                 if len(passed) == _MAX_PASSED or not (shares or self._may_be_passed(sequence, now)):
@@ -249,74 +233,27 @@ class Scheduler:
         for sequence in passed:
             self.waiting.put_back(sequence, now)
 
-    def _waits_for_prefix(self, sequence: Sequence) -> bool:
-        """Whether a running sequence is about to compute the block that this one needs next."""
-        if not len(self._promised):
-            return False
-        cached = len(self._cached_prefix(sequence))
-        if cached == self._cacheable(sequence):
-            return False
-        return sequence.digests(cached + 1, self.blocks.block_size)[cached] in self._promised
-
     def _may_be_passed(self, sequence: Sequence, now: float) -> bool:
         if sequence.blocked_since is None:
             sequence.blocked_since = now
         return now - sequence.blocked_since < self.limits.max_bypass_seconds
 
     def _place(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence its blocks, cached ones where there are; False where they do not fit."""
-        prefix = self._cached_prefix(sequence)
-        fresh = self.blocks.blocks_for(sequence.num_tokens) - len(prefix)
+        """Give a waiting sequence its blocks; False where they do not fit."""
         reserve = len(self.running)  # a block each, for the next tokens of those that run
-        if self.blocks.num_free_without(prefix) < fresh + reserve:
+        if not self.tables.place(sequence, reserve):
             return False
-        self.blocks.hold(prefix)
-        sequence.block_table = prefix + self.blocks.allocate(fresh)
-        sequence.num_computed = len(prefix) * self.blocks.block_size
         sequence.blocked_since = None
         if not sequence.preemptions:  # computing anew what was thrown out is not the tenant's doing
             self.waiting.charge(sequence, INPUT_COST * sequence.remaining)
-        self.totals.prefix_queried_tokens += sequence.num_tokens
-        self.totals.prefix_hit_tokens += sequence.num_computed
-        if sequence.cached_tokens is None:
-            sequence.cached_tokens = sequence.num_computed
-        if self.blocks.prefix_caching:
-            digests = sequence.digests(sequence.num_tokens // self.blocks.block_size, self.blocks.block_size)
-            self._promised.promise(sequence.request_id, digests[len(prefix) :])
         return True
-
-    def _cached_prefix(self, sequence: Sequence) -> list[int]:
-        if not self.blocks.prefix_caching:
-            return []
-        return self.blocks.find_prefix(sequence.digests(self._cacheable(sequence), self.blocks.block_size))
-
-    def _cacheable(self, sequence: Sequence) -> int:
-        """Blocks that may come from the cache: full ones, but the last token is computed for its logits."""
-        return (sequence.num_tokens - 1) // self.blocks.block_size
-
-    def _book(self, sequence: Sequence, count: int) -> None:
-        size = self.blocks.block_size
-        full_before = sequence.num_computed // size
-        sequence.num_computed += count
-        full = sequence.num_computed // size
-        if self.blocks.prefix_caching and full > full_before:
-            digests = sequence.digests(full, size)
-            for index in range(full_before, full):
-                self.blocks.publish(sequence.block_table[index], digests[index])
-                self._promised.keep(sequence.request_id, digests[index])
 
     def _preempt(self, sequence: Sequence, now: float) -> None:
         self.running.remove(sequence)
-        self._release(sequence)
-        sequence.num_computed = 0
+        self.tables.suspend(sequence)
         sequence.preemptions += 1
         self.totals.preemptions += 1
         self.waiting.put_back(sequence, now)
-
-    def _release(self, sequence: Sequence) -> None:
-        self._promised.break_all(sequence.request_id)
-        self.blocks.release(sequence.block_table)
-        sequence.block_table = []
 
 
 def _output(sequence: Sequence, token_ids: tuple[int, ...], reason: FinishReason | None) -> TokenOutput:

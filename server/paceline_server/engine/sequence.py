@@ -13,6 +13,19 @@ from paceline_server.engine.blocks import chain_hash, root_hash
 from paceline_server.engine.interface import FinishReason, GenerationRequest
 
 
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Where the KV of a preempted sequence is kept.
+
+    Attributes:
+        slots: of host memory, one for each block.
+        tokens: whose KV they hold.
+    """
+
+    slots: tuple[int, ...]
+    tokens: int
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """The engine's record of one request.
@@ -21,6 +34,7 @@ class Sequence:
         token_ids: prompt and output so far.
         num_computed: tokens whose KV is in the cache.
         block_table: physical blocks of the logical ones.
+        parked: its KV in host memory, while it waits to be resumed.
         cached_tokens: prompt tokens that the prefix cache brought at the first admission.
         max_tokens: output tokens at most: the request's, or what the pool can hold.
         arrival, first_scheduled: times on the engine's clock, in seconds.
@@ -36,6 +50,7 @@ class Sequence:
     token_ids: list[int] = field(init=False)
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
+    parked: Parked | None = None
     cached_tokens: int | None = None
     first_scheduled: float | None = None
     blocked_since: float | None = None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
-from paceline_server.engine.batch import SequenceSlice, StepBatch
+from paceline_server.engine.batch import BlockCopy, CopyKind, SequenceSlice, StepBatch
 from paceline_server.engine.interface import ModelInfo
 
 
-def model_info(*, num_blocks: int = 64, block_size: int = 4, max_model_len: int = 256, vocab: int = 50) -> ModelInfo:
+def model_info(
+    *, num_blocks: int = 64, block_size: int = 4, max_model_len: int = 256, vocab: int = 50, **more: Any
+) -> ModelInfo:
     """The info of a pretended model, whose end-of-sequence token is 0."""
     return ModelInfo(
         folder="/nonexistent",
@@ -21,6 +24,8 @@ def model_info(*, num_blocks: int = 64, block_size: int = 4, max_model_len: int 
         dtype="float32",
         device="cpu",
         attention_backend="fake",
+        block_bytes=block_size,
+        **more,
     )
 
 
@@ -32,11 +37,16 @@ def expected_tokens(prompt: Sequence[int], count: int, vocab: int = 50) -> list[
     return tokens[len(prompt) :]
 
 
+_Block = list[tuple[int, int] | None]
+"""Position and token of each place; None where nothing was written."""
+
+
 class FakeRunner:
-    """A model whose KV cache holds the tokens themselves.
+    """A model whose KV cache holds the tokens themselves, each with its position.
 
     It writes each token at its block and offset and draws the next token from everything it reads back through the
-    block table. A wrong, stale or shared block therefore changes the output, as it would with a real model.
+    block table. A wrong, stale or shared block, or one that was copied to the wrong place or too late, therefore
+    changes the output, as it would with a real model.
 
     Attributes:
         batches: every batch that was executed.
@@ -44,16 +54,20 @@ class FakeRunner:
 
     def __init__(self, info: ModelInfo) -> None:
         self._info = info
-        self._cache: list[list[int | None]] = [[None] * info.block_size for _ in range(info.num_blocks)]
+        self._cache: list[_Block] = [[None] * info.block_size for _ in range(info.num_blocks)]
+        self._host: dict[int, _Block] = {}
         self.batches: list[StepBatch] = []
 
     def execute(self, batch: StepBatch) -> list[int | None]:
-        """Write all slices, then read and sample, as one forward pass does."""
+        """Copy, write all slices, then read and sample, as one forward pass does."""
         self.batches.append(batch)
+        for copy in batch.copies:
+            self._copy(copy)
         for piece in batch.slices:
             for offset, token in enumerate(piece.token_ids):
-                block, place = self._locate(piece, piece.start + offset)
-                self._cache[block][place] = token
+                position = piece.start + offset
+                block, place = self._locate(piece, position)
+                self._cache[block][place] = position, token
         return [self._sample(piece) for piece in batch.slices]
 
     def _sample(self, piece: SequenceSlice) -> int | None:
@@ -62,10 +76,16 @@ class FakeRunner:
         tokens = []
         for position in range(piece.start + len(piece.token_ids)):
             block, place = self._locate(piece, position)
-            token = self._cache[block][place]
-            assert token is not None, f"KV of position {position} was never written"
-            tokens.append(token)
+            mark = self._cache[block][place]
+            assert mark is not None, f"KV of position {position} was never written"
+            assert mark[0] == position, f"KV of position {position} is that of {mark[0]}"
+            tokens.append(mark[1])
         return _next_token(tokens, self._info.vocab_size, banned=piece.banned_token_ids)
+
+    def _copy(self, copy: BlockCopy) -> None:
+        source = self._host if copy.kind is CopyKind.IN else self._cache
+        target = self._host if copy.kind is CopyKind.OUT else self._cache
+        target[copy.target] = list(source[copy.source])
 
     def _locate(self, piece: SequenceSlice, position: int) -> tuple[int, int]:
         return piece.block_table[position // self._info.block_size], position % self._info.block_size
