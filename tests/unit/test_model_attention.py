@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 from paceline_server.engine.batch import SequenceSlice, StepBatch
 from paceline_server.errors import ModelUnsupported
 from paceline_server.model.attention.hook import IMPLEMENTATION, LayerAttention
+from paceline_server.model.attention.interface import ScoreRule
 from paceline_server.model.attention.reference import ReferenceAttention
 from paceline_server.model.cache import KVCache, KVGeometry
 from paceline_server.model.packing import pack
@@ -33,6 +34,7 @@ class Case:
     lengths: list[int]
     cuts: list[list[int]]
     seed: int
+    rule: ScoreRule
 
 
 @st.composite
@@ -47,6 +49,11 @@ def cases(draw: st.DrawFn) -> Case:
         lengths=lengths,
         cuts=[sorted(draw(st.sets(st.integers(1, length), max_size=6)) | {length}) for length in lengths],
         seed=draw(st.integers(0, 2**31)),
+        rule=ScoreRule(
+            scale=draw(st.sampled_from([0.125, 1.0])),
+            window=draw(st.none() | st.integers(1, 45)),
+            softcap=draw(st.sampled_from([None, 1.5, 30.0])),
+        ),
     )
 
 
@@ -59,12 +66,15 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def written_out(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def written_out(query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -> Tensor:
     """Causal attention of one whole sequence: query [L, H, D], key and value [L, K, D]."""
     length, heads, _ = query.shape
     key, value = (part.repeat_interleave(heads // part.shape[1], dim=1) for part in (key, value))
-    scores = torch.einsum("qhd,khd->hqk", query, key) * scale
-    scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -torch.inf)
+    scores = torch.einsum("qhd,khd->hqk", query, key) * rule.scale
+    if rule.softcap is not None:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    scores = scores.masked_fill((distance < 0) | (distance >= (rule.window or length)), -torch.inf)
     return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), value)
 
 
@@ -74,7 +84,7 @@ def random_tensors(case: Case, length: int) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
-def attend_in_steps(case: Case, dtype: torch.dtype, scale: float) -> tuple[list[Tensor], list[Tensor]]:
+def attend_in_steps(case: Case, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
     """Run all sequences through the back end, each cut into slices; returns what came out and what should have."""
     torch.manual_seed(case.seed)
     blocks_each = [-(-length // case.block_size) for length in case.lengths]
@@ -85,7 +95,7 @@ def attend_in_steps(case: Case, dtype: torch.dtype, scale: float) -> tuple[list[
     cache.layers.fill_(3.0)  # left over from sequences that are gone: finite, and of no influence
     attention = ReferenceAttention(cache)
     tensors = [[random_tensors(case, length) for _ in range(LAYERS)] for length in case.lengths]
-    expected = [torch.stack([written_out(*layer, scale) for layer in sequence]) for sequence in tensors]
+    expected = [torch.stack([written_out(*layer, case.rule) for layer in sequence]) for sequence in tensors]
     results = [torch.full_like(whole, torch.nan) for whole in expected]
     for step in range(max(len(cuts) for cuts in case.cuts)):
         taking_part = [index for index, cuts in enumerate(case.cuts) if step < len(cuts)]
@@ -104,7 +114,7 @@ def attend_in_steps(case: Case, dtype: torch.dtype, scale: float) -> tuple[list[
                 )
                 for part in range(3)
             ]
-            output = attention.forward(layer, *(tensor.to(dtype) for tensor in packed), scale)
+            output = attention.forward(layer, *(tensor.to(dtype) for tensor in packed), case.rule)
             assert output.is_contiguous()
             rows = output.float().split([end - begin for begin, end in spans])
             for index, (begin, end), piece in zip(taking_part, spans, rows, strict=True):
@@ -112,10 +122,10 @@ def attend_in_steps(case: Case, dtype: torch.dtype, scale: float) -> tuple[list[
     return results, expected
 
 
-@given(cases(), st.sampled_from([0.125, 1.0]))
-@settings(max_examples=80, deadline=None)
-def test_slices_over_scattered_blocks_equal_whole_sequences_written_out(case: Case, scale: float) -> None:
-    results, expected = attend_in_steps(case, torch.float32, scale)
+@given(cases())
+@settings(max_examples=120, deadline=None)
+def test_slices_over_scattered_blocks_equal_whole_sequences_written_out(case: Case) -> None:
+    results, expected = attend_in_steps(case, torch.float32)
     for result, whole in zip(results, expected, strict=True):
         torch.testing.assert_close(result, whole, rtol=1e-5, atol=1e-5)
 
@@ -123,51 +133,58 @@ def test_slices_over_scattered_blocks_equal_whole_sequences_written_out(case: Ca
 @given(cases())
 @settings(max_examples=20, deadline=None)
 def test_bfloat16_stays_within_its_precision(case: Case) -> None:
-    results, expected = attend_in_steps(case, torch.bfloat16, case.head_dim**-0.5)
+    results, expected = attend_in_steps(case, torch.bfloat16)
     for result, whole in zip(results, expected, strict=True):
         torch.testing.assert_close(result, whole, rtol=0.04, atol=0.04)
 
 
+@pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("lengths", [[1], [1] * 9, [40, 1, 7, 1, 33, 2]])
-def test_decodes_of_very_different_lengths_share_a_step(lengths: list[int]) -> None:
+def test_decodes_of_very_different_lengths_share_a_step(lengths: list[int], window: int | None) -> None:
     cuts = [sorted({max(1, length - 2), max(1, length - 1), length}) for length in lengths]
-    case = Case(heads=4, kv_heads=2, head_dim=8, block_size=4, lengths=lengths, cuts=cuts, seed=1)
-    results, expected = attend_in_steps(case, torch.float32, 0.3)
+    rule = ScoreRule(0.3, window)
+    case = Case(heads=4, kv_heads=2, head_dim=8, block_size=4, lengths=lengths, cuts=cuts, seed=1, rule=rule)
+    results, expected = attend_in_steps(case, torch.float32)
     for result, whole in zip(results, expected, strict=True):
         torch.testing.assert_close(result, whole, rtol=1e-5, atol=1e-5)
 
 
 class Sum:
-    """An attention back end that adds each row's own value to its query, one key head for all."""
+    """An attention back end that adds each row's own value to its query, one key head for all, and keeps the rule."""
+
+    rule: ScoreRule
 
     def plan(self, batch: object) -> None:
         raise AssertionError("plan is the runner's affair")
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -> Tensor:
+        self.rule = rule
         return query + value
 
 
-def call_hook(query: Tensor, value: Tensor, **others: object) -> Tensor:
-    """Attention as a transformers module calls it, in sequences of at most 32 tokens."""
-    module = torch.nn.Module()
-    module.paceline_attention = LayerAttention(Sum(), 0, 32)
-    output, _ = AttentionInterface()[IMPLEMENTATION](module, query, value, value, None, scaling=1.0, **others)
-    return output
+def call_hook(query: Tensor, value: Tensor, **others: object) -> tuple[Tensor, ScoreRule]:
+    """Attention as a transformers module calls it, in a layer with a window of 32."""
+    module, backend = torch.nn.Module(), Sum()
+    module.paceline_attention = LayerAttention(backend, 0, 32)
+    output, _ = AttentionInterface()[IMPLEMENTATION](module, query, value, value, None, scaling=0.5, **others)
+    return output, backend.rule
 
 
 QUERY, VALUE = torch.randn(1, 2, 5, 4), torch.randn(1, 1, 5, 4)
 
 
 def test_the_hook_turns_transformers_layout_into_packed_rows_and_back() -> None:
-    output = call_hook(QUERY, VALUE, sliding_window=None, position_ids=torch.arange(5))
+    output, _ = call_hook(QUERY, VALUE, position_ids=torch.arange(5))
     torch.testing.assert_close(output, (QUERY + VALUE).transpose(1, 2))
 
 
-@pytest.mark.parametrize("argument", [{"softcap": 30.0}, {"s_aux": torch.zeros(2)}, {"sliding_window": 31}])
+@pytest.mark.parametrize("argument", [{"s_aux": torch.zeros(2)}, {"sinks": 1.0}])
 def test_an_argument_that_would_change_attention_is_refused_by_name(argument: dict[str, object]) -> None:
     with pytest.raises(ModelUnsupported, match=next(iter(argument))):
         call_hook(QUERY, VALUE, **argument)
 
 
-def test_a_window_that_no_sequence_outgrows_is_none() -> None:
-    call_hook(QUERY, VALUE, sliding_window=32)
+@pytest.mark.parametrize("passed", [{}, {"sliding_window": 32}])
+def test_the_window_holds_whether_the_module_passes_it_on_or_leaves_it_to_a_mask(passed: dict[str, object]) -> None:
+    _, rule = call_hook(QUERY, VALUE, softcap=30.0, **passed)
+    assert rule == ScoreRule(0.5, 32, 30.0)

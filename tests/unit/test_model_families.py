@@ -12,9 +12,13 @@ from transformers import AutoModelForCausalLM
 
 from paceline_server.engine.batch import SamplingParams, SequenceSlice, StepBatch
 from paceline_server.errors import ModelUnsupported
+from paceline_server.model.fused_decoder import FUSED_FAMILIES
 from paceline_server.model.startup import load
 from paceline_server.model.support import FAMILIES
 from paceline_server.model.testing import save_tiny_model, tiny_config
+
+_ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -47,17 +51,49 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mistral without a window": ("mistral", {"sliding_window": None}),
-    "mistral with a window as wide as its context": ("mistral", {"sliding_window": 256}),
+    "mistral with a window": ("mistral", {"sliding_window": 6}),
     "qwen2": ("qwen2", {}),
+    "qwen2 with a window in its last layers": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
     "qwen3": ("qwen3", {}),
+    "qwen3 with a window in every second layer": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 7, "layer_types": _ALTERNATING},
+    ),
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 16, "sliding_window": 6, "attn_logit_softcapping": 2.0}),
+    "gemma2, soft-capped logits": ("gemma2", {"sliding_window": 9, "final_logit_softcapping": 3.0}),
+    "gemma3": (
+        "gemma3_text",
+        {"query_pre_attn_scalar": 4, "sliding_window": 6, "sliding_window_pattern": 2, "final_logit_softcapping": 9.0},
+    ),
     "granite": (
         "granite",
         {"logits_scaling": 4.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5, "embedding_multiplier": 3.0},
     ),
     "olmo2": ("olmo2", {}),
     "phi3": ("phi3", {"sliding_window": None}),
-    "phi3 with partial rotation": ("phi3", {"sliding_window": 300, "partial_rotary_factor": 0.5}),
+    "phi3 with a window and partial rotation": ("phi3", {"sliding_window": 7, "partial_rotary_factor": 0.5}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": None}),
+    "mixtral with a window": ("mixtral", {"num_local_experts": 4, "sliding_window": 6}),
+    "qwen2_moe": ("qwen2_moe", _EXPERTS | {"shared_expert_intermediate_size": 40}),
+    "qwen2_moe with a window in every second layer": (
+        "qwen2_moe",
+        _EXPERTS | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3},
+    ),
+    "qwen3_moe": ("qwen3_moe", _EXPERTS | {"norm_topk_prob": True}),
+    "qwen3_moe with a window and a dense layer": (
+        "qwen3_moe",
+        _EXPERTS | {"use_sliding_window": True, "sliding_window": 6, "mlp_only_layers": [1]},
+    ),
 }
+
+FUSED = [
+    variant
+    for variant, (family, settings) in VARIANTS.items()
+    if family in FUSED_FAMILIES and not settings.get("sliding_window")
+]
 
 CUTS = ([10, 17, 22, 23], [1, 2, 30], [5, 6, 7, 8])
 """Where each sequence's slices end, step by step; the last entry is the sequence's length."""
@@ -67,8 +103,9 @@ def test_every_family_in_the_list_has_a_variant_here() -> None:
     assert {family for family, _ in VARIANTS.values()} == FAMILIES
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "backend"), [(one, "reference") for one in VARIANTS] + [(one, "cpu") for one in FUSED]
+)
 def test_chunks_of_several_sequences_give_transformers_own_logits(variant: str, backend: str, tmp_path: Path) -> None:
     family, settings = VARIANTS[variant]
     save_tiny_model(tmp_path, family, **settings)
@@ -101,12 +138,9 @@ def transformers_logits(folder: Path, sequences: list[list[int]]) -> list[Tensor
 @pytest.mark.parametrize(
     ("family", "settings", "message"),
     [
-        ("gemma2", {}, "soft-capped"),
-        ("mixtral", {}, "mixture of experts"),
-        ("qwen3_moe", {}, "mixture of experts"),
-        ("mistral", {"sliding_window": 16}, "at most 16"),
-        ("phi3", {"sliding_window": 16}, "at most 16"),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, "at most 16"),
+        ("llama", {"sliding_window": 16}, "sliding_window"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "soft-capped scores"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "later tokens"),
         ("gpt2", {}, "model_type gpt2"),
     ],
 )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline_server.engine.batch import SequenceSlice, StepBatch
 from paceline_server.model.attention.cpu import CpuAttention
+from paceline_server.model.attention.interface import ScoreRule
 from paceline_server.model.attention.reference import ReferenceAttention
 from paceline_server.model.cache import KVCache, KVGeometry
 from paceline_server.model.native import ThreadPool
@@ -95,7 +96,7 @@ def largest_difference(case: Case, dtype: torch.dtype, pool: ThreadPool) -> floa
 
 
 def attend(backend: CpuAttention | ReferenceAttention, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return backend.forward(layer, query, key, value, query.shape[-1] ** -0.5)
+    return backend.forward(layer, query, key, value, ScoreRule(query.shape[-1] ** -0.5))
 
 
 @given(case=cases())

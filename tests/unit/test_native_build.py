@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, MixtralConfig
 
 from paceline_server.config import EngineConfig
 from paceline_server.errors import InvalidConfiguration, NativeUnavailable
@@ -110,6 +110,14 @@ def test_without_a_compiler_auto_takes_the_reference_and_says_so(caplog: pytest.
 def test_without_a_compiler_what_needs_the_kernels_is_refused(engine: dict[str, str]) -> None:
     with pytest.raises(NativeUnavailable, match="install g\\+\\+"):
         choose(**engine)
+
+
+def test_a_model_that_the_kernels_do_not_do_gets_the_reference_and_a_line_that_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, logger=backend.log.name):
+        assert choose_backend(EngineConfig(model_path="x"), MixtralConfig(), torch.float32, CPU) == "reference"
+    assert "does not do model_type mixtral" in caplog.text
 
 
 def test_auto_takes_the_kernels_where_they_can_run_and_the_reference_elsewhere() -> None:

@@ -17,9 +17,10 @@ from paceline_server.model.attention.cpu import CpuAttention
 from paceline_server.model.attention.hook import attach
 from paceline_server.model.attention.reference import ReferenceAttention
 from paceline_server.model.cache import KVCache, KVGeometry
-from paceline_server.model.fused_decoder import FUSED_FAMILIES, FusedDecoder, FusedModel, can_fuse
+from paceline_server.model.fused_decoder import FusedDecoder, FusedModel, obstacle_to_fusing
 from paceline_server.model.loader import CausalModel
 from paceline_server.model.runner import StepModel, TransformersModel
+from paceline_server.model.support import layer_windows
 
 log = logging.getLogger("paceline.model")
 
@@ -46,13 +47,12 @@ class ReferenceBackend:
     Args:
         model: loaded.
         device: where it is.
-        longest: tokens of the longest sequence.
     """
 
-    def __init__(self, model: CausalModel, device: torch.device, longest: int) -> None:
+    def __init__(self, model: CausalModel, device: torch.device) -> None:
         self._model = model
         self._device = device
-        self._longest = longest
+        self._windows = layer_windows(model.config.to_dict())
 
     def on_cache(self, geometry: KVGeometry, num_blocks: int) -> StepModel:
         """Allocate a KV cache and attach it to the attention modules."""
@@ -60,12 +60,12 @@ class ReferenceBackend:
             attention = ReferenceAttention(KVCache(geometry, num_blocks, self._device))
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(f"the KV cache of {num_blocks} blocks could not be allocated: {error}") from None
-        attach(self._model.decoder, attention, self._longest)
+        attach(self._model.decoder, attention, self._windows)
         return TransformersModel(self._model, attention, self._device)
 
     def release_cache(self) -> None:
         """Detach it."""
-        attach(self._model.decoder, _NoAttention(), self._longest)
+        attach(self._model.decoder, _NoAttention(), self._windows)
 
 
 class CpuBackend:
@@ -127,6 +127,8 @@ def choose_backend(engine: EngineConfig, config: Any, dtype: torch.dtype, device
             log.warning("serving with the slower reference back end: %s", error)
             return "reference"
         return "cpu"
+    if wanted == "auto" and device.type == "cpu":
+        log.warning("serving with the slower reference back end: attention_backend cpu %s", obstacle)
     if wanted == "cpu":
         key = f"quantization: {engine.quantization}" if engine.quantization else "attention_backend: cpu"
         raise InvalidConfiguration(f"engine.{key} {obstacle}")
@@ -138,7 +140,4 @@ def _obstacle(config: Any, dtype: torch.dtype, device: torch.device) -> str | No
         return f"needs engine.device cpu, not {device.type}"
     if dtype not in (torch.float32, torch.bfloat16):
         return f"needs engine.dtype float32 or bfloat16, not {str(dtype).removeprefix('torch.')}"
-    if not can_fuse(config):
-        families = ", ".join(sorted(FUSED_FAMILIES))
-        return f"does not support model_type {config.model_type} with {config.hidden_act}; it does {families} with silu"
-    return None
+    return obstacle_to_fusing(config)

@@ -31,6 +31,7 @@ from paceline_server.model.rotation import (
     rotate_stream,
     rotate_values,
 )
+from paceline_server.model.support import layer_windows
 
 FUSED_FAMILIES = frozenset({"granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"})
 """Values of model_type whose layers are built as this decoder's."""
@@ -42,9 +43,13 @@ _FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 _INT8 = 2
 
 
-def can_fuse(config: Any) -> bool:
-    """Whether a model of this transformers configuration is one."""
-    return config.model_type in FUSED_FAMILIES and config.hidden_act == "silu"
+def obstacle_to_fusing(config: Any) -> str | None:
+    """Why a model of this transformers configuration is none that we fuse; None where it is one."""
+    if config.model_type not in FUSED_FAMILIES:
+        return f"does not do model_type {config.model_type}, only {', '.join(sorted(FUSED_FAMILIES))}"
+    if config.hidden_act != "silu":
+        return f"does not do hidden_act {config.hidden_act}, only silu"
+    return "does not do sliding windows" if any(layer_windows(config.to_dict())) else None
 
 
 class FusedDecoder:

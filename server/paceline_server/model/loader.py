@@ -34,12 +34,14 @@ class CausalModel:
         decoder: token ids to hidden states.
         head: hidden states to logits.
         logits_scale: factor of the logits.
+        logits_softcap: logits l become softcap * tanh(l / softcap) (Gemma 2); None leaves them.
     """
 
     config: Any
     decoder: nn.Module
     head: nn.Module
     logits_scale: float
+    logits_softcap: float | None
 
     def hidden_states(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Run the decoder over packed tokens: two [T] to [T, hidden]. The attention back end knows whose they are."""
@@ -50,7 +52,9 @@ class CausalModel:
     def logits(self, hidden_states: Tensor) -> Tensor:
         """[R, hidden] to [R, vocabulary], in float32."""
         logits: Tensor = self.head(hidden_states).float()
-        return logits if self.logits_scale == 1.0 else logits * self.logits_scale
+        if self.logits_scale != 1.0:
+            logits = logits * self.logits_scale
+        return logits if self.logits_softcap is None else self.logits_softcap * torch.tanh(logits / self.logits_softcap)
 
 
 def read_config(folder: Path) -> Any:
@@ -127,7 +131,8 @@ def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
     except torch.OutOfMemoryError:
         raise OutOfMemory(f"the weights take {needed / GIB:.2f} GiB and the GPU has not that much free") from None
     scaling = getattr(config, "logits_scaling", 1.0)  # Granite divides
-    return CausalModel(config, model.get_decoder(), model.get_output_embeddings(), 1.0 / scaling)
+    softcap = getattr(config, "final_logit_softcapping", None)
+    return CausalModel(config, model.get_decoder(), model.get_output_embeddings(), 1.0 / scaling, softcap)
 
 
 def _from_pretrained(folder: Path, config: Any, dtype: torch.dtype) -> Any:

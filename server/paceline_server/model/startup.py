@@ -45,7 +45,7 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
         dtype = choose_dtype(config.engine.dtype, model_config.dtype, device)
         backend_name = choose_backend(config.engine, model_config, dtype, device)
         model = load_model(folder, model_config, dtype, device, available_memory() - _STEP_BYTES)
-        backend = _backend(backend_name, model, device, longest, config)
+        backend = _backend(backend_name, model, device, config)
         del model
     setup = _Setup(backend, _geometry(model_config, config.kv_cache, dtype), device, longest, config.batching)
     with phase("allocate_kv_cache", on_phase):
@@ -136,11 +136,11 @@ class _Setup:
         return needed
 
 
-def _backend(name: str, model: CausalModel, device: torch.device, longest: int, config: ServerConfig) -> Backend:
+def _backend(name: str, model: CausalModel, device: torch.device, config: ServerConfig) -> Backend:
     if name == "cpu":
         threads = config.engine.threads or cores_given()
         return CpuBackend(model, threads, int8=config.engine.quantization == "int8")
-    return ReferenceBackend(model, device, longest)
+    return ReferenceBackend(model, device)
 
 
 def _geometry(config: Any, cache: KVCacheConfig, dtype: torch.dtype) -> KVGeometry:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paceline_server.model.attention.interface import ScoreRule
 from paceline_server.model.cache import KVGeometry
 from paceline_server.model.native import CacheShape, StepShape, ThreadPool, address
 from paceline_server.model.packing import PackedBatch
@@ -55,7 +56,7 @@ class CpuAttention:
             block_table=address(batch.block_table),
         )
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -> Tensor:
         """Write, then attend; in float32, whatever the cache holds."""
         library, heads = self._pool.library, query.shape[1]
         if self._planned_heads != heads:
@@ -67,6 +68,6 @@ class CpuAttention:
             "attention_write", self.handle.address, self.step, layer, floats[1].data_ptr(), floats[2].data_ptr()
         )
         library.call(
-            "attention_forward", self.handle.address, layer, floats[0].data_ptr(), heads, scale, output.data_ptr()
+            "attention_forward", self.handle.address, layer, floats[0].data_ptr(), heads, rule.scale, output.data_ptr()
         )
         return output.to(query.dtype)

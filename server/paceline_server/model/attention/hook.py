@@ -6,6 +6,7 @@ builds no mask; each attention module finds its own `LayerAttention` as an attri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from paceline_server.errors import ModelUnsupported
-from paceline_server.model.attention.interface import PagedAttention
+from paceline_server.model.attention.interface import PagedAttention, ScoreRule
 
 IMPLEMENTATION = "paceline_paged"
 """Our name in transformers' registry of attention functions."""
@@ -29,12 +30,13 @@ class LayerAttention:
     """What one attention module needs.
 
     Attributes:
-        longest: tokens of the longest sequence; a sliding window of at least that size is none.
+        window: keys that a row sees at most, or None. From the model's configuration, because some attention modules
+            (Qwen2-MoE) leave it to their mask and do not pass it on.
     """
 
     backend: PagedAttention
     layer: int
-    longest: int
+    window: int | None
 
 
 def attention_modules(model: nn.Module) -> list[nn.Module]:
@@ -51,10 +53,10 @@ def attention_modules(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def attach(model: nn.Module, backend: PagedAttention, longest: int) -> None:
-    """Give every attention module of a model its place in a back end."""
-    for layer, module in enumerate(attention_modules(model)):
-        setattr(module, _ATTRIBUTE, LayerAttention(backend, layer, longest))
+def attach(model: nn.Module, backend: PagedAttention, windows: Sequence[int | None]) -> None:
+    """Give every attention module of a model its place in a back end; `windows` by layer."""
+    for layer, (module, window) in enumerate(zip(attention_modules(model), windows, strict=True)):
+        setattr(module, _ATTRIBUTE, LayerAttention(backend, layer, window))
 
 
 def _forward(
@@ -65,6 +67,8 @@ def _forward(
     attention_mask: Tensor | None,
     scaling: float,
     dropout: float = 0.0,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """The attention function as transformers calls it: query [1, H, T, D], key and value [1, K, T, D].
@@ -75,15 +79,13 @@ def _forward(
     place: LayerAttention = getattr(module, _ATTRIBUTE)
     assert attention_mask is None, "a mask was built for an attention that knows no masks"
     assert dropout == 0.0, "the model is in training mode"
+    assert sliding_window in (None, place.window), "the configuration says otherwise"
     for name, argument in others.items():
-        if argument is not None and name not in _HARMLESS and not _is_wide_window(name, argument, place.longest):
+        if argument is not None and name not in _HARMLESS:
             raise ModelUnsupported(f"attention with {name} is not supported ({type(module).__name__})")
     packed = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-    return place.backend.forward(place.layer, packed[0], packed[1], packed[2], scaling)[None], None
-
-
-def _is_wide_window(name: str, argument: Any, longest: int) -> bool:
-    return name == "sliding_window" and int(argument) >= longest
+    rule = ScoreRule(scaling, place.window, softcap)
+    return place.backend.forward(place.layer, packed[0], packed[1], packed[2], rule)[None], None
 
 
 AttentionInterface.register(IMPLEMENTATION, _forward)
