@@ -66,8 +66,10 @@ class EngineSpec(_Section):
     pipeline_parallel_size: Literal[1] | None = None
     max_batch_size: Count | None = None  # sequences
     max_tokens_in_batch: Count | None = None  # tokens per step
-    max_queue_delay_us: Literal[0] | None = None  # microseconds
-    enable_continuous_batching: Literal[True] | None = None
+    max_queue_delay_us: Annotated[int, Field(ge=0)] | None = None  # microseconds
+    batcher: Literal["continuous", "dynamic", "static"] | None = None
+    enable_continuous_batching: bool | None = None  # true is batcher continuous, false dynamic
+    packed: bool | None = None
     gpu_memory_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     cpu_memory_gb: Annotated[float, Field(gt=0)] | None = None  # gigabytes
     block_size_tokens: Count | None = None  # tokens
@@ -79,6 +81,14 @@ class EngineSpec(_Section):
     max_queued_tokens: Count | None = None
     reject_on_oom: bool | None = None
     overload_status: Literal[429, 503] | None = None
+
+    @model_validator(mode="after")
+    def _batchers_agree(self) -> EngineSpec:
+        if None not in (self.batcher, self.enable_continuous_batching) and self.enable_continuous_batching != (
+            self.batcher == "continuous"
+        ):
+            raise ValueError("batcher and enableContinuousBatching say different things: leave one of them out")
+        return self
 
 
 class AutoscalingSpec(_Section):

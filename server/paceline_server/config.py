@@ -84,15 +84,54 @@ class EngineConfig(_Group):
     threads: Positive | None = Field(None, description="Compute threads on a CPU; null takes all cores given.")
 
 
+BatcherName = Literal["continuous", "dynamic", "static"]
+
+
 class BatchingConfig(_Group):
-    """What a step may hold."""
+    """What a step may hold, and when requests join and leave a batch."""
 
     max_batch_size: Positive = Field(64, description="Sequences that run together.")
-    max_tokens_in_batch: Positive = Field(512, description="Token budget of a step: decodes first, then prefills.")
-    max_queue_delay_us: Literal[0] = Field(
-        0, description="Longest wait for company when the engine is idle, in microseconds; only 0 is supported."
+    max_tokens_in_batch: Positive = Field(
+        512,
+        description="Token budget of a step: decodes first, then prefills. Of a batch by request and of embeddings: "
+        "all prompt tokens together; a longer prompt is refused.",
     )
-    enable_continuous_batching: Literal[True] = Field(True, description="Only true is supported.")
+    max_queue_delay_us: int = Field(
+        0,
+        ge=0,
+        description="Longest wait for company when the engine is idle, in microseconds. The wait in force follows the "
+        "arrivals: 0 when traffic is low. Static batches always wait so long, unless they are full.",
+    )
+    batcher: BatcherName | None = Field(
+        None,
+        description="continuous: sequences join and leave at every step; dynamic: a batch is computed to its end, "
+        "those that finish leave it; static: those that finish keep their place and are answered with the last one. "
+        "null is continuous. Embeddings are always dynamic.",
+    )
+    enable_continuous_batching: bool | None = Field(
+        None, description="Another way to say it: true is batcher continuous, false is dynamic; null leaves it there."
+    )
+    packed: bool = Field(
+        True, description="false pads every prompt of a batch to its longest, to show what that costs (static only)."
+    )
+
+    @property
+    def kind(self) -> BatcherName:
+        """The batcher that the two settings come to."""
+        return self.batcher or ("dynamic" if self.enable_continuous_batching is False else "continuous")
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> BatchingConfig:
+        if self.enable_continuous_batching is not None and self.batcher is not None:
+            asked = "continuous" if self.enable_continuous_batching else "dynamic or static"
+            if (self.batcher == "continuous") != self.enable_continuous_batching:
+                raise ValueError(
+                    f"enable_continuous_batching: {str(self.enable_continuous_batching).lower()} asks for batcher "
+                    f"{asked}, and batcher says {self.batcher}: leave one of them out"
+                )
+        if not self.packed and self.kind != "static":
+            raise ValueError(f"packed: false needs batcher: static, not {self.kind}: nothing else pads")
+        return self
 
 
 class KVCacheConfig(_Group):
@@ -150,7 +189,7 @@ class SchedulingConfig(_Group):
     admission: Literal["none", "timeout", "target"] = Field(
         "timeout",
         description="What a request must be able to meet by forecast, else it is refused at once with a Retry-After: "
-        "nothing, its own timeout, or its tier's ttft_ms as well.",
+        "nothing, its own timeout, or its tier's ttft_ms as well. Forecasts need batcher continuous.",
     )
     max_bypass_ms: float = Field(
         500.0,
@@ -179,6 +218,15 @@ class ServerConfig(_Group):
                 f"batching.max_tokens_in_batch ({self.batching.max_tokens_in_batch}) must be at least "
                 f"batching.max_batch_size ({self.batching.max_batch_size}): "
                 "every running sequence decodes one token a step"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _forecasts_are_for_steps(self) -> ServerConfig:
+        if self.scheduling.admission == "target" and self.batching.kind != "continuous":
+            raise ValueError(
+                f"scheduling.admission: target needs batching.batcher: continuous, not {self.batching.kind}: "
+                "nothing is forecast for batches by request"
             )
         return self
 

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline_server.engine.batchers import StepScheduler
 from paceline_server.engine.forecast import ArrivalRate, Forecast, Newcomer, Room
 from paceline_server.engine.interface import FinishReason, GenerationRequest, Tier, TokenOutput
 from paceline_server.engine.pacing import Pacer
 from paceline_server.engine.queue import Backlog
-from paceline_server.engine.scheduler import Scheduled, Scheduler
+from paceline_server.engine.scheduler import Scheduled
 from paceline_server.engine.sequence import Sequence
 
 Mode = Literal["none", "timeout", "target"]
@@ -51,7 +52,7 @@ class Admission:
     """
 
     def __init__(
-        self, scheduler: Scheduler, pacer: Pacer, forecast: Forecast, ttft_targets: Mapping[Tier, float], mode: Mode
+        self, scheduler: StepScheduler, pacer: Pacer, forecast: Forecast, ttft_targets: Mapping[Tier, float], mode: Mode
     ) -> None:
         self._scheduler = scheduler
         self._pacer = pacer

@@ -12,12 +12,13 @@ from time import perf_counter
 from paceline_server.config import SchedulingConfig
 from paceline_server.engine.admission import Admission, Refusal
 from paceline_server.engine.batch import Runner, StepBatch
+from paceline_server.engine.batchers import Batching, delay_window, make_scheduler
 from paceline_server.engine.blocks import BlockManager
 from paceline_server.engine.forecast import Forecast
 from paceline_server.engine.interface import EngineStats, GenerationRequest, ModelInfo, TokenOutput
 from paceline_server.engine.pacing import Pacer
 from paceline_server.engine.policies import tpot_targets, ttft_targets, waiting_line
-from paceline_server.engine.scheduler import Scheduled, Scheduler, SchedulerLimits
+from paceline_server.engine.scheduler import Scheduled, SchedulerLimits
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.steptime import StepShape, StepTimeModel
 from paceline_server.engine.swapping import PreemptionCosts, SwapSpace
@@ -32,7 +33,8 @@ class EngineCore:
         info: what is loaded; gives the pool's size and the end-of-sequence tokens.
         limits: bounds of a step.
         scheduling: who goes first.
-        prefix_caching: keep freed blocks for prompts that share them.
+        prefix_caching: keep freed blocks for prompts that share them; batches by request never do.
+        batching: when sequences join and leave a batch.
         clock: seconds; only differences count.
     """
 
@@ -44,18 +46,23 @@ class EngineCore:
         scheduling: SchedulingConfig | None = None,
         *,
         prefix_caching: bool = True,
+        batching: Batching | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.info = info
         scheduling = scheduling or SchedulingConfig()
         self.step_time = StepTimeModel()
         pacer = Pacer(self.step_time, tpot_targets(scheduling.tiers))
+        batching = batching or Batching()
+        caching = prefix_caching and not batching.by_request
         tables = BlockTables(
-            BlockManager(info.num_blocks, info.block_size, prefix_caching=prefix_caching),
+            BlockManager(info.num_blocks, info.block_size, prefix_caching=caching),
             SwapSpace(info.swap_slots),
             PreemptionCosts(self.step_time, info.block_copy_seconds),
         )
-        self.scheduler = Scheduler(limits, tables, waiting_line(scheduling), pacer)
+        self.scheduler = make_scheduler(batching, limits, tables, waiting_line(scheduling), pacer)
+        self._window = delay_window(batching, limits.max_batch_size)
+        self._by_request = batching.by_request
         self.admission = Admission(
             self.scheduler, pacer, Forecast(self.step_time), ttft_targets(scheduling.tiers), scheduling.admission
         )
@@ -72,12 +79,17 @@ class EngineCore:
         """Whether `step` would compute anything."""
         return bool(self.scheduler.running or self.scheduler.waiting)
 
+    def due_in(self) -> float | None:
+        """Seconds until `step` computes something; None where nothing waits or runs."""
+        return self._due_in(self._clock())
+
     def submit(self, request: GenerationRequest, arrival: float | None = None, *, judge: bool = True) -> Refusal | None:
         """Queue a request.
 
         Args:
             arrival: when it came, if that was before now, on the core's clock.
-            judge: ask admission whether it would be in time.
+            judge: ask admission whether it would be in time. The forecast knows batches by step only: where they are
+                by request, everybody may wait, and a timeout ends those who wait too long.
 
         Returns:
             Why it is not taken, or None. The gateway checks what can never run first, so that such a refusal here is
@@ -94,9 +106,10 @@ class EngineCore:
             max_tokens=min(request.max_tokens, room - len(request.prompt_token_ids)),
             eos_token_ids=self._eos,
         )
-        refusal = self.admission.refusal(sequence, now) if judge else None
+        refusal = self.admission.refusal(sequence, now) if judge and not self._by_request else None
         if refusal is None:
             self.scheduler.add(sequence)
+            self._window.note(sequence.arrival)
         return refusal
 
     def abort(self, request_id: str) -> None:
@@ -108,9 +121,10 @@ class EngineCore:
         """Run one step over whatever is due; returns the new tokens, and the ends of those that ran out of time."""
         begin = self._clock()
         expired = self._expire(begin)
-        plan = self.scheduler.schedule(begin)
-        if not plan:
+        due = self._due_in(begin)
+        if due is None or due > 0.0:
             return expired
+        plan = self.scheduler.schedule(begin)
         shape = StepShape.of((item.sequence.num_computed, item.count) for item in plan)
         slices = [item.sequence.slice(item.count) for item in plan]
         batch = StepBatch(slices, self.scheduler.tables.take_copies())
@@ -143,7 +157,7 @@ class EngineCore:
             batch_sequences=len(self._last_plan),
             batch_tokens=sum(item.count for item in self._last_plan),
             oldest_waiting_seconds=0.0 if oldest is None else self._clock() - oldest,
-            predicted_ttft_seconds=self.admission.outlook(self._clock()),
+            predicted_ttft_seconds={} if self._by_request else self.admission.outlook(self._clock()),
             stage_seconds=dict(self._stage_seconds),
         )
 
@@ -156,7 +170,21 @@ class EngineCore:
             return f"a tenant's weight is above 0, not {request.weight}"
         if prompt + 1 > room:
             return f"the prompt has {prompt} tokens, and the engine holds {room} with at least one output token"
+        budget = self.scheduler.limits.max_tokens_in_batch
+        if self._by_request and prompt > budget:
+            return f"the prompt has {prompt} tokens, and a batch here holds {budget} (batching.max_tokens_in_batch)"
         return None
+
+    def _due_in(self, now: float) -> float | None:
+        scheduler, waiting = self.scheduler, self.scheduler.waiting
+        if scheduler.running:
+            return 0.0
+        oldest = waiting.oldest_arrival
+        if oldest is None:
+            return None
+        limits = scheduler.limits
+        full = len(waiting) >= limits.max_batch_size or waiting.num_tokens >= limits.max_tokens_in_batch
+        return max(0.0, self._window.due(oldest, now, full=full) - now)
 
     def _expire(self, now: float) -> list[TokenOutput]:
         expired = self.scheduler.expire(now)

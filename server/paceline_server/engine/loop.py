@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from paceline_server.config import ServerConfig
 from paceline_server.engine.batch import Runner
+from paceline_server.engine.batchers import Batcher, Batching
 from paceline_server.engine.core import EngineCore
 from paceline_server.engine.interface import ModelInfo, StartupPhase
 from paceline_server.engine.scheduler import SchedulerLimits
@@ -111,6 +112,7 @@ def run(wire: Wire, loader: Loader) -> int:
             _limits(config),
             config.scheduling,
             prefix_caching=config.kv_cache.prefix_caching,
+            batching=_batching(config),
         )
         wire.send(Ready(loaded.info))
         serve(wire, core)
@@ -126,7 +128,8 @@ def serve(wire: Wire, core: EngineCore) -> None:
         GatewayGone: the gateway closed the socket.
     """
     while True:
-        for message in wire.receive(timeout=0.0 if core.has_work else _HEARTBEAT_SECONDS):
+        due = core.due_in()
+        for message in wire.receive(_HEARTBEAT_SECONDS if due is None else min(due, _HEARTBEAT_SECONDS)):
             _apply(message, wire, core)
         wire.send(Step(tuple(core.step()), core.stats()))
 
@@ -148,6 +151,11 @@ def _limits(config: ServerConfig) -> SchedulerLimits:
         max_tokens_in_batch=config.batching.max_tokens_in_batch,
         max_bypass_seconds=config.scheduling.max_bypass_ms / 1e3,
     )
+
+
+def _batching(config: ServerConfig) -> Batching:
+    batching = config.batching
+    return Batching(Batcher(batching.kind), batching.packed, batching.max_queue_delay_us / 1e6)
 
 
 def _receive_config(wire: Wire) -> ServerConfig:

@@ -59,10 +59,17 @@ class Scheduled:
 
 @dataclass(slots=True)
 class SchedulerTotals:
-    """Counts since the start."""
+    """Counts since the start.
+
+    Attributes:
+        padded_tokens, held_tokens: computed for nothing: behind shorter prompts, and for members of a batch that had
+            ended. Scheduling by steps knows neither.
+    """
 
     preemptions: int = 0
     expirations: int = 0
+    padded_tokens: int = 0
+    held_tokens: int = 0
 
 
 class Scheduler:
