@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import types
 import typing
 from pathlib import Path
@@ -27,7 +28,7 @@ The file that `paceline-server serve --config FILE` reads: YAML, unknown keys re
 with its path. An LLMService's `spec.engine` carries the same keys in camelCase (`maxModelLen` for
 `engine.max_model_len`); the operator renders them into this file.
 
-Generated from `server/paceline_server/config.py`; change the descriptions there and run `make generate`.
+Generated from `server/paceline_server/config/`; change the descriptions there and run `make generate`.
 """
 
 
@@ -37,22 +38,26 @@ def render() -> str:
 
 
 def _sections(model: type[BaseModel], path: tuple[str, ...]) -> list[str]:
-    groups = {name: field for name, field in model.model_fields.items() if _is_group(field)}
+    groups = {name: group for name, field in model.model_fields.items() if (group := _group(field))}
     settings = {name: field for name, field in model.model_fields.items() if name not in groups}
     lines: list[str] = []
     if settings:
-        lines += [f"## `{'.'.join(path)}`", "", (model.__doc__ or "").strip(), ""]
+        lines += [f"## `{'.'.join(path)}`", "", inspect.cleandoc(model.__doc__ or ""), ""]
         lines += ["| key | type | default | what it does |", "|---|---|---|---|"]
         lines += [_row(name, field) for name, field in settings.items()]
         lines.append("")
-    for name, field in groups.items():
-        assert isinstance(field.annotation, type)
-        lines += _sections(field.annotation, (*path, name))
+    for name, (group, suffix) in groups.items():
+        lines += _sections(group, (*path, name + suffix))
     return lines
 
 
-def _is_group(field: FieldInfo) -> bool:
-    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+def _group(field: FieldInfo) -> tuple[type[BaseModel], str] | None:
+    """The group that a field holds, and how its path goes on: `[]` where it is a list of them."""
+    suffix = "[]" if typing.get_origin(field.annotation) is tuple else ""
+    for part in (field.annotation, *typing.get_args(field.annotation)):
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            return part, suffix
+    return None
 
 
 def _row(name: str, field: FieldInfo) -> str:
@@ -75,7 +80,8 @@ def _kind(annotation: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_kind(part) for part in typing.get_args(annotation))
     if origin is tuple:
-        return "list of text"
+        inner = _kind(typing.get_args(annotation)[0])
+        return f"list of {inner}"
     return {str: "text", int: "integer", float: "number", bool: "true or false"}[annotation]
 
 
@@ -91,7 +97,7 @@ def _yaml(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    return "[]" if value == () else str(value)
+    return f"[{', '.join(map(_yaml, value))}]" if isinstance(value, tuple) else str(value)
 
 
 def main() -> None:

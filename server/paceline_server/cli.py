@@ -1,4 +1,6 @@
-"""The `paceline-server` command: `serve` runs the gateway and the engine; `simulate` is in the simulator's own module.
+"""The `paceline-server` command: `serve` runs the gateway and the engine, `hash-key` makes what is kept of a key.
+
+`simulate` is in the simulator's own module.
 
 Start-up errors end here: their reason goes to stderr and to the termination log (which Kubernetes shows as the
 container's termination message), and their exit code tells whether a restart can help.
@@ -17,6 +19,7 @@ from paceline_server.config import ServerConfig, load
 from paceline_server.engine.client import EngineClient
 from paceline_server.errors import StartupError
 from paceline_server.gateway.serve import serve_gateway
+from paceline_server.keys import hash_key
 from paceline_server.logs import configure_logging
 from paceline_server.model import store
 from paceline_server.simulator import command as simulator
@@ -45,7 +48,23 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--port", type=int, help="port to listen on; wins over the file; 0 takes a free one")
     serve.set_defaults(run=_serve)
     simulator.add_command(commands)
+    hasher = commands.add_parser(
+        "hash-key",
+        help="hash an API key for the configuration (tenants.key_hashes)",
+        description="Reads a key from standard input and prints what the configuration keeps of it. "
+        "A new one: openssl rand -hex 24 | tee key.txt | paceline-server hash-key",
+    )
+    hasher.set_defaults(run=_hash_key)
     return parser
+
+
+def _hash_key(arguments: argparse.Namespace) -> int:
+    try:
+        print(hash_key(sys.stdin.read().strip()))
+    except (ValueError, UnicodeDecodeError) as error:
+        print(f"no hash: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _serve(arguments: argparse.Namespace) -> int:

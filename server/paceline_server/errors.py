@@ -13,6 +13,7 @@
     └── RequestError            one request cannot be served: it becomes an HTTP answer in OpenAI's error shape
         ├── InvalidRequest          400, names the parameter
         │   └── ContextLengthExceeded   400, code context_length_exceeded
+        ├── Unauthorized            401: no API key though one is needed, or an unknown one
         ├── NotServed               404, unknown model
         ├── PayloadTooLarge         413
         ├── RequestTimeout          408, the body comes too slowly
@@ -147,6 +148,14 @@ class ContextLengthExceeded(InvalidRequest):
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class Unauthorized(RequestError):
+    """The caller did not say who it is, though it has to, or nobody knows its key."""
+
+    status = 401
+    type = "invalid_request_error"
+    headers: ClassVar[Mapping[str, str]] = {"WWW-Authenticate": "Bearer"}
 
 
 class NotServed(RequestError):

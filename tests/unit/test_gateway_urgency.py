@@ -14,6 +14,7 @@ from paceline_server.engine.interface import FinishReason, Tier
 from paceline_server.errors import DeadlineExceeded, InvalidRequest
 from paceline_server.gateway.mistakes import validate
 from paceline_server.gateway.requests import ChatRequest
+from paceline_server.gateway.tenants import EVERYBODY
 from paceline_server.gateway.urgency import TIMEOUT_HEADER, Urgency, urgency
 from paceline_server.testing import FakeEngine, Served, served, write_model
 
@@ -38,7 +39,8 @@ def config(**scheduling: Any) -> ServerConfig:
 
 
 def asked(header: str | None = None, scheduling: dict[str, Any] | None = None, **fields: Any) -> Urgency:
-    return urgency(validate(ChatRequest, {**CHAT, **fields}), header, config(**(scheduling or {})).scheduling)
+    group = config(**(scheduling or {})).scheduling
+    return urgency(validate(ChatRequest, {**CHAT, **fields}), header, group, EVERYBODY.config)
 
 
 async def post(server: Served, path: str, body: dict[str, Any], headers: Any = None, **fields: Any) -> Any:

@@ -175,7 +175,7 @@ class EngineClient:
         self._process = process
         try:
             reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-            self._writer.write(encode(Configure(self._config.model_dump_json())))
+            self._writer.write(encode(Configure(self._config.model_dump_json(exclude={"tenants"}))))
             await self._read(reader, begun)
             code = await process.wait()
             log.log(logging.INFO if code == 0 else logging.ERROR, "engine process ended: %s", _describe_exit(code))

@@ -22,6 +22,7 @@ from paceline_server.gateway.connection import answer_expect
 from paceline_server.gateway.middleware import exchange
 from paceline_server.gateway.service import answer
 from paceline_server.gateway.state import GATEWAY, Gateway
+from paceline_server.gateway.tenants import follow
 
 TEXT_TASK = web.AppKey("text_task", asyncio.Task[None])
 """Follows the engine's model; ends with an error when its tokenizer cannot be used."""
@@ -32,6 +33,7 @@ def create_app(config: ServerConfig, engine: Engine) -> web.Application:
     app = web.Application(middlewares=[exchange], client_max_size=0)  # `limits` bounds bodies
     app[GATEWAY] = Gateway(config, engine)
     app.cleanup_ctx.append(_follow_model)
+    app.cleanup_ctx.append(_follow_keys)
     app.add_routes(
         [
             web.get("/healthz", health.healthz),
@@ -52,6 +54,16 @@ def _handler(endpoint: Endpoint[Any]) -> Callable[[web.Request], Awaitable[web.S
         return await answer(request, endpoint)
 
     return handle
+
+
+async def _follow_keys(app: web.Application) -> AsyncIterator[None]:
+    """Take over keys that are changed in their files, as a kubelet does with a Secret's."""
+    book = app[GATEWAY].tenants
+    task = asyncio.create_task(follow(book), name="follow the tenants' keys") if book.watched else None
+    yield
+    if task is not None:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def _follow_model(app: web.Application) -> AsyncIterator[None]:

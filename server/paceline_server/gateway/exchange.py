@@ -13,6 +13,7 @@ from aiohttp import web
 
 from paceline_server.engine.interface import FinishReason
 from paceline_server.gateway.stream import EventStream
+from paceline_server.gateway.tenants import Tenant
 
 
 @dataclass(slots=True)
@@ -23,6 +24,7 @@ class Exchange:
         id: unique; goes out as the header x-request-id and inside the ids of answers.
         started: monotonic seconds at arrival.
         created: Unix time at arrival.
+        tenant: whose it is, once that is known.
         generates: it asks for text, and is counted.
         stream: the event stream, once its head has been sent.
     """
@@ -30,6 +32,7 @@ class Exchange:
     id: str = field(default_factory=lambda: uuid4().hex)
     started: float = field(default_factory=monotonic)
     created: int = field(default_factory=lambda: int(time()))
+    tenant: Tenant | None = None
     generates: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0

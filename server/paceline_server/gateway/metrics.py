@@ -27,6 +27,8 @@ REJECTIONS = (
     "draining",
     "engine_unavailable",
     "deadline_exceeded",
+    "unauthorized",
+    "tier_not_allowed",
 )
 
 # Dense where objectives are set: the adapter interpolates a p95 between these bounds.

@@ -21,9 +21,12 @@ from paceline_server.errors import (
     PayloadTooLarge,
     RequestError,
     RequestTimeout,
+    TierNotAllowed,
+    Unauthorized,
 )
 from paceline_server.gateway.exchange import EXCHANGE, Exchange
 from paceline_server.gateway.state import GATEWAY, Gateway
+from paceline_server.gateway.tenants import EVERYBODY
 
 log = logging.getLogger("paceline.gateway")
 access_log = logging.getLogger("paceline.access")
@@ -40,6 +43,8 @@ _REASONS: tuple[tuple[type[RequestError], str], ...] = (
     (Draining, "draining"),
     (EngineUnavailable, "engine_unavailable"),
     (DeadlineExceeded, "deadline_exceeded"),
+    (Unauthorized, "unauthorized"),
+    (TierNotAllowed, "tier_not_allowed"),
 )
 """The label of `paceline_rejections_total` by error."""
 
@@ -131,6 +136,7 @@ def _log(request: web.Request, record: Exchange, status: int, outcome: str) -> N
     if record.generates:
         line |= {
             "outcome": outcome,
+            "tenant": None if record.tenant in (None, EVERYBODY) else record.tenant.name,
             "prompt_tokens": record.prompt_tokens,
             "cached_tokens": record.cached_tokens,
             "completion_tokens": record.completion_tokens,

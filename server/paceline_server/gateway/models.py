@@ -7,12 +7,13 @@ from typing import Any
 from aiohttp import web
 
 from paceline_server.gateway.model_text import ModelText
-from paceline_server.gateway.state import GATEWAY, Gateway
+from paceline_server.gateway.state import GATEWAY, Gateway, identify
 
 
 async def list_models(request: web.Request) -> web.Response:
     """Every name the model is served under."""
     gateway = request.app[GATEWAY]
+    identify(request)
     text = gateway.require_text()
     return web.json_response({"object": "list", "data": [_describe(gateway, text, name) for name in gateway.names]})
 
@@ -20,6 +21,7 @@ async def list_models(request: web.Request) -> web.Response:
 async def get_model(request: web.Request) -> web.Response:
     """One model, by a name that may have slashes."""
     gateway = request.app[GATEWAY]
+    identify(request)
     text = gateway.require_text()
     name = request.match_info["name"]
     gateway.require_model(name)

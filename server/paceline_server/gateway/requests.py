@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 from paceline_server.engine.batch import SamplingParams
 from paceline_server.engine.interface import Tier
 from paceline_server.gateway.fields import (
+    MAX_PRIORITY,
     MAX_TIMEOUT_SECONDS,
     Label,
     Unsupported,
@@ -32,7 +33,6 @@ from paceline_server.gateway.fields import (
 )
 
 MAX_MESSAGES = 2048
-MAX_PRIORITY = 1000
 
 _GREEDY_BELOW = 1e-5  # dividing logits by less only makes infinities out of them
 _LEAST_TOP_P = 1e-9  # stands for 0: the nucleus is then the most likely token alone

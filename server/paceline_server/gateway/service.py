@@ -1,8 +1,9 @@
 """One generating request from head to last byte. Used by `app` for chat and completions.
 
-The order is by cost: refuse while draining, not ready or overloaded; read the body; check its fields and the model's
-name; tokenise; check lengths; only then the engine. Everything that can be known up front is answered before a stream's
-head goes out, so that a streamed and a whole answer fail alike; the head goes out with the first token.
+The order is by cost: refuse whom nobody knows; refuse while draining, not ready or overloaded; read the body; check its
+fields and the model's name; tokenise; check lengths; only then the engine. Everything that can be known up front is
+answered before a stream's head goes out, so that a streamed and a whole answer fail alike; the head goes out with the
+first token.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from paceline_server.gateway.generation import Meter, generate
 from paceline_server.gateway.mistakes import validate
 from paceline_server.gateway.model_text import ModelText
 from paceline_server.gateway.requests import GenerationFields
-from paceline_server.gateway.state import GATEWAY, Gateway
+from paceline_server.gateway.state import GATEWAY, Gateway, identify
 from paceline_server.gateway.stream import EventStream
 from paceline_server.gateway.strict_json import parse_object
+from paceline_server.gateway.tenants import Tenant
 from paceline_server.gateway.urgency import TIMEOUT_HEADER, urgency
 
 _PARSE_IN_WORKER_BYTES = 64 * 1024  # smaller bodies are parsed faster than a thread is woken
@@ -52,10 +54,11 @@ async def answer(request: web.Request, endpoint: Endpoint[Any]) -> web.StreamRes
     """
     gateway, exchange = request.app[GATEWAY], request[EXCHANGE]
     exchange.generates = True
+    tenant = identify(request)
     async with gateway.drain.work():
         text = gateway.require_text()
         with gateway.backpressure.enter() as ticket:
-            job = await _prepare(request, endpoint, text)
+            job = await _prepare(request, endpoint, text, tenant)
             gateway.backpressure.submit(ticket, exchange.prompt_tokens)
             meter = Meter(exchange, gateway.metrics, on_start=lambda: gateway.backpressure.started(ticket))
             writer = _Streamed(request, endpoint, job) if job.stream else _Whole(exchange, endpoint, job)
@@ -63,14 +66,14 @@ async def answer(request: web.Request, endpoint: Endpoint[Any]) -> web.StreamRes
             return await writer.finish()
 
 
-async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelText) -> _Job:
+async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelText, tenant: Tenant) -> _Job:
     gateway, exchange = request.app[GATEWAY], request[EXCHANGE]
     async with gateway.bodies.body(request) as body:
         fields = await _read(body, endpoint, gateway)
         gateway.require_model(fields.model)
         refuse_limit_beyond_context(fields.output_limit, fields.output_limit_field, text.info)
         text.refuse_unknown(fields.stop_token_ids, "stop_token_ids")
-        urgent = urgency(fields, request.headers.get(TIMEOUT_HEADER), gateway.config.scheduling)
+        urgent = urgency(fields, request.headers.get(TIMEOUT_HEADER), gateway.config.scheduling, tenant.config)
         prompt = await endpoint.encode(fields, text)
     exchange.prompt_tokens = len(prompt)
     fingerprint = gateway.fingerprint(text.info)
@@ -85,7 +88,9 @@ async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelTex
             stop_token_ids=fields.stop_token_ids,
             ignore_eos=bool(fields.ignore_eos),
             min_tokens=fields.min_tokens or 0,
-            cache_salt=fields.cache_salt or "",
+            cache_salt=tenant.cache_salt(fields.cache_salt),
+            tenant=tenant.name,
+            weight=tenant.config.weight,
             tier=urgent.tier,
             priority=urgent.priority,
             timeout=urgent.remaining(monotonic() - exchange.started),

@@ -15,10 +15,12 @@ from paceline_server.engine.interface import Engine, ModelInfo
 from paceline_server.errors import EngineUnavailable, NotServed
 from paceline_server.gateway.backpressure import Backpressure
 from paceline_server.gateway.drain import Drain
+from paceline_server.gateway.exchange import EXCHANGE
 from paceline_server.gateway.limits import BodyReader
 from paceline_server.gateway.metrics import GatewayMetrics
 from paceline_server.gateway.model_text import ModelText, TextKeeper
 from paceline_server.gateway.stall import stalled
+from paceline_server.gateway.tenants import Tenant, TenantBook
 
 _RETRY_AFTER_SECONDS = 5.0
 
@@ -33,6 +35,7 @@ class Gateway:
         self.names = served_names(config)
         self.created = int(time())
         self.metrics = GatewayMetrics(engine, self.names[0])
+        self.tenants = TenantBook(config.tenants)
         self.drain = Drain(gateway.drain_seconds)
         self.bodies = BodyReader(gateway.max_body_bytes)
         self.backpressure = Backpressure(
@@ -81,6 +84,18 @@ class Gateway:
 
 
 GATEWAY = web.AppKey("gateway", Gateway)
+
+
+def identify(request: web.Request) -> Tenant:
+    """Whose request it is; noted in its exchange.
+
+    Raises:
+        Unauthorized: it has no key though it needs one, or an unknown one.
+    """
+    tenant = request[EXCHANGE].tenant = request.app[GATEWAY].tenants.identify(
+        request.headers.getall("Authorization", [])
+    )
+    return tenant
 
 
 def served_names(config: ServerConfig) -> tuple[str, ...]:

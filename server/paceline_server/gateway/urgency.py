@@ -10,8 +10,9 @@ import math
 from dataclasses import dataclass
 
 from paceline_server.config import SchedulingConfig
+from paceline_server.config.tenants import TenantConfig
 from paceline_server.engine.interface import Tier
-from paceline_server.errors import DeadlineExceeded, InvalidRequest
+from paceline_server.errors import DeadlineExceeded, InvalidRequest, TierNotAllowed
 from paceline_server.gateway.fields import MAX_TIMEOUT_SECONDS
 from paceline_server.gateway.requests import GenerationFields
 
@@ -55,7 +56,9 @@ class Urgency:
         return self.timeout - elapsed
 
 
-def urgency(fields: GenerationFields, header: str | None, scheduling: SchedulingConfig) -> Urgency:
+def urgency(
+    fields: GenerationFields, header: str | None, scheduling: SchedulingConfig, tenant: TenantConfig
+) -> Urgency:
     """What a request asks of the scheduler.
 
     Of the timeouts in the body, in the header and of the tier the smallest counts: each is the longest that somebody
@@ -66,29 +69,47 @@ def urgency(fields: GenerationFields, header: str | None, scheduling: Scheduling
 
     Raises:
         InvalidRequest: the header is no number of seconds, or the priority means nothing to the policy in force.
+        TierNotAllowed: the tenant may not use the tier or the priority.
     """
-    tier = _tier(fields)
-    if fields.priority and scheduling.policy != "priority":
+    tier = _tier(fields, tenant)
+    own = getattr(scheduling.tiers, tier.value).timeout_seconds
+    timeouts = [given for given in (fields.timeout, _header_seconds(header), own) if given is not None]
+    return Urgency(
+        tier=tier,
+        priority=_priority(fields.priority or 0, scheduling, tenant),
+        timeout=min(timeouts, default=None),
+        service_tier=None if fields.service_tier is None else _SERVICE_WORDS[tier],
+    )
+
+
+def _tier(fields: GenerationFields, tenant: TenantConfig) -> Tier:
+    tier = fields.tier or _SERVICE_TIERS.get(fields.service_tier or "auto", Tier(tenant.tier))
+    if tier not in tenant.tiers:
+        field = "tier" if fields.tier else "service_tier"
+        raise TierNotAllowed(
+            f"{field}: the tenant {tenant.name} may not use the tier {tier}; it may use {', '.join(tenant.tiers)}",
+            param=field,
+            code="tier_not_allowed",
+        )
+    return tier
+
+
+def _priority(asked: int, scheduling: SchedulingConfig, tenant: TenantConfig) -> int:
+    """The priority as asked: who leaves it out has 0, whatever else the tenant may use."""
+    if asked and scheduling.policy != "priority":
         raise InvalidRequest(
             f"priority: the scheduling policy here is {scheduling.policy}, which knows none; "
             "leave it out, send 0, or say how urgent the request is by tier",
             param="priority",
             code="unsupported_parameter",
         )
-    own = getattr(scheduling.tiers, tier.value).timeout_seconds
-    timeouts = [given for given in (fields.timeout, _header_seconds(header), own) if given is not None]
-    return Urgency(
-        tier=tier,
-        priority=fields.priority or 0,
-        timeout=min(timeouts, default=None),
-        service_tier=None if fields.service_tier is None else _SERVICE_WORDS[tier],
-    )
-
-
-def _tier(fields: GenerationFields) -> Tier:
-    if fields.tier is not None:
-        return fields.tier
-    return _SERVICE_TIERS.get(fields.service_tier or "auto", Tier.STANDARD)
+    if asked < tenant.min_priority:
+        raise TierNotAllowed(
+            f"priority: the tenant {tenant.name} may not use {asked}; its smallest is {tenant.min_priority}",
+            param="priority",
+            code="priority_not_allowed",
+        )
+    return asked
 
 
 def _header_seconds(text: str | None) -> float | None:

@@ -9,27 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from paceline_server.config.group import Group, Positive
+from paceline_server.config.scheduling import SchedulingConfig, TiersConfig
+from paceline_server.config.tenants import TenantConfig, check_together
 from paceline_server.errors import InvalidConfiguration
 
-Positive = Annotated[int, Field(gt=0)]
+__all__ = [
+    "BackpressureConfig",
+    "BatcherName",
+    "BatchingConfig",
+    "EngineConfig",
+    "GatewayConfig",
+    "KVCacheConfig",
+    "SchedulingConfig",
+    "ServerConfig",
+    "TenantConfig",
+    "TiersConfig",
+    "load",
+    "parse",
+]
 
-_TIMEOUT = (
-    "Seconds from its arrival after which a request of this tier is dropped or stopped; a request may ask for less, "
-    "not for more. null is no limit."
-)
-_TPOT = "Target for a step that generates for this tier, in milliseconds: prefills get what fits. null is no target."
 
-
-class _Group(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
-
-
-class BackpressureConfig(_Group):
+class BackpressureConfig(Group):
     """Bounds of the waiting queue."""
 
     max_queued_requests: Positive = Field(1024, description="Requests that may wait; one more is refused at once.")
@@ -42,7 +48,7 @@ class BackpressureConfig(_Group):
     overload_status: Literal[503, 429] = Field(503, description="HTTP status of a refusal for want of room.")
 
 
-class GatewayConfig(_Group):
+class GatewayConfig(Group):
     """The HTTP side."""
 
     host: str = Field("0.0.0.0", description="Address to listen on.")
@@ -55,7 +61,7 @@ class GatewayConfig(_Group):
     backpressure: BackpressureConfig = BackpressureConfig()
 
 
-class EngineConfig(_Group):
+class EngineConfig(Group):
     """The model and where it runs."""
 
     model_path: str = Field(
@@ -87,7 +93,7 @@ class EngineConfig(_Group):
 BatcherName = Literal["continuous", "dynamic", "static"]
 
 
-class BatchingConfig(_Group):
+class BatchingConfig(Group):
     """What a step may hold, and when requests join and leave a batch."""
 
     max_batch_size: Positive = Field(64, description="Sequences that run together.")
@@ -134,7 +140,7 @@ class BatchingConfig(_Group):
         return self
 
 
-class KVCacheConfig(_Group):
+class KVCacheConfig(Group):
     """The paged KV cache."""
 
     gpu_memory_fraction: float = Field(
@@ -146,63 +152,7 @@ class KVCacheConfig(_Group):
     prefix_caching: bool = Field(True, description="Keep the blocks of finished sequences for prompts that share them.")
 
 
-class InteractiveTier(_Group):
-    """Somebody waits in front of a screen."""
-
-    ttft_ms: float = Field(100.0, gt=0, description="Target for the time to the first token, in milliseconds.")
-    tpot_ms: float | None = Field(100.0, gt=0, description=_TPOT)
-    timeout_seconds: float | None = Field(None, gt=0, description=_TIMEOUT)
-
-
-class StandardTier(_Group):
-    """Requests that name no tier."""
-
-    ttft_ms: float = Field(500.0, gt=0, description="Target for the time to the first token, in milliseconds.")
-    tpot_ms: float | None = Field(250.0, gt=0, description=_TPOT)
-    timeout_seconds: float | None = Field(None, gt=0, description=_TIMEOUT)
-
-
-class BatchTier(_Group):
-    """Work that can wait for a quiet moment."""
-
-    ttft_ms: float = Field(5000.0, gt=0, description="Target for the time to the first token, in milliseconds.")
-    tpot_ms: float | None = Field(None, gt=0, description=_TPOT)
-    timeout_seconds: float | None = Field(None, gt=0, description=_TIMEOUT)
-
-
-class TiersConfig(_Group):
-    """What each tier is held to."""
-
-    interactive: InteractiveTier = InteractiveTier()
-    standard: StandardTier = StandardTier()
-    batch: BatchTier = BatchTier()
-
-
-class SchedulingConfig(_Group):
-    """Who goes first."""
-
-    policy: Literal["slo", "fcfs", "priority", "sjf"] = Field(
-        "slo",
-        description="Order of those that wait. slo: tiers, fair shares between tenants, earliest deadline; fcfs: first "
-        "come, first served; priority: the request's own number; sjf: shortest job first, by prompt and max_tokens.",
-    )
-    admission: Literal["none", "timeout", "target"] = Field(
-        "timeout",
-        description="What a request must be able to meet by forecast, else it is refused at once with a Retry-After: "
-        "nothing, its own timeout, or its tier's ttft_ms as well. Forecasts need batcher continuous.",
-    )
-    max_bypass_ms: float = Field(
-        500.0,
-        ge=0,
-        description="How long smaller requests may pass one whose turn it is and whose KV blocks do not fit yet.",
-    )
-    promote_after_seconds: float = Field(
-        10.0, gt=0, description="Waiting after which a request rises by one tier, so that nobody starves (slo)."
-    )
-    tiers: TiersConfig = TiersConfig()
-
-
-class ServerConfig(_Group):
+class ServerConfig(Group):
     """The whole file."""
 
     gateway: GatewayConfig = GatewayConfig()
@@ -210,6 +160,7 @@ class ServerConfig(_Group):
     batching: BatchingConfig = BatchingConfig()
     kv_cache: KVCacheConfig = KVCacheConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
+    tenants: tuple[TenantConfig, ...] = Field((), strict=False)
 
     @model_validator(mode="after")
     def _budget_holds_the_decodes(self) -> ServerConfig:
@@ -228,6 +179,11 @@ class ServerConfig(_Group):
                 f"scheduling.admission: target needs batching.batcher: continuous, not {self.batching.kind}: "
                 "nothing is forecast for batches by request"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tenants_agree(self) -> ServerConfig:
+        check_together(self.tenants)
         return self
 
 
@@ -284,7 +240,9 @@ def load(path: Path, overrides: Mapping[tuple[str, str], Any] | None = None) -> 
     except yaml.YAMLError as error:
         raise InvalidConfiguration(f"{path} is not valid YAML: {error}") from None
     if not isinstance(data, Mapping):
-        raise InvalidConfiguration(f"{path} must hold a mapping of gateway, engine, batching, kv_cache and scheduling")
+        raise InvalidConfiguration(
+            f"{path} must hold a mapping of gateway, engine, batching, kv_cache, scheduling and tenants"
+        )
     try:
         return parse(data, overrides)
     except InvalidConfiguration as error:
@@ -306,4 +264,7 @@ def _say(mistake: Any) -> str:
         return "unknown key"
     if mistake["type"] == "missing":
         return "is required"
-    return f"{message}, not {mistake['input']!r}" if mistake["loc"] else message
+    if "key_hashes" in mistake["loc"]:  # what stands there may be a plain key, and this text goes to the log
+        return "must be a list of what `paceline-server hash-key` prints: sha256: and 64 hex digits"
+    scalar = not isinstance(mistake["input"], dict | list | tuple)
+    return f"{message}, not {mistake['input']!r}" if mistake["loc"] and scalar else message
