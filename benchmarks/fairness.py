@@ -15,7 +15,7 @@ Run on the simulator under `slo`, without admission. Writes benchmarks/results/f
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from random import Random
 from statistics import median
@@ -47,13 +47,13 @@ def of_tenant(requests: Iterable[TraceRequest], tenant: str, **changes: Any) -> 
     return [request.model_copy(update={"tenant": tenant, **changes}) for request in requests]
 
 
-def run(trace: Sequence[TraceRequest], policy: str, seconds: float | None = None) -> Simulation:
-    """Run a trace, to its end or for so long."""
+def run(trace: Sequence[TraceRequest], policy: str, enough: Callable[[Simulation], bool]) -> list[Outcome]:
+    """Run a trace until there is enough of it, or to its end."""
     scheduling = SchedulingConfig.model_validate({"policy": policy, "admission": "none"})
     simulation = Simulation(sorted(trace, key=lambda one: one.arrival), MACHINE, POOL, LIMITS, scheduling)
-    while not simulation.done and (seconds is None or simulation.clock.now < seconds):
+    while not (simulation.done or enough(simulation)):
         simulation.advance()
-    return simulation
+    return simulation.outcomes
 
 
 def flooding(rate: float, seconds: float, seed: int) -> dict[str, float]:
@@ -65,10 +65,10 @@ def flooding(rate: float, seconds: float, seed: int) -> dict[str, float]:
         for request in of_tenant(poisson(0.75 * share, int(0.75 * share * seconds), seed + index, _STANDARD), tenant)
     ]
     flood = of_tenant(poisson(FLOOD * share, int(FLOOD * share * seconds), seed + 99, _STANDARD), "flood")
-    alone = _victims_p95(run(victims, "slo").outcomes)
+    alone = _victims_p95(victims, "slo")
     return {
-        "victim_ttft_p95": _victims_p95(run(victims + flood, "slo").outcomes) / alone,
-        "victim_ttft_p95_fcfs": _victims_p95(run(victims + flood, "fcfs").outcomes) / alone,
+        "victim_ttft_p95": _victims_p95(victims + flood, "slo") / alone,
+        "victim_ttft_p95_fcfs": _victims_p95(victims + flood, "fcfs") / alone,
         "victim_ttft_p95_alone_seconds": alone,
     }
 
@@ -87,11 +87,17 @@ def backlogged(seconds: float, seed: int, weights: Mapping[str, float], policy: 
         for (tenant, weight), (prompt, output) in zip(weights.items(), _SIZES, strict=False)
         for _ in range(int(60 * seconds))
     ]
-    outcomes = run(trace, policy, seconds).outcomes
+    outcomes = run(trace, policy, lambda simulation: simulation.clock.now >= seconds)
     return {tenant: _served(outcomes, tenant) / weight for tenant, weight in weights.items()}
 
 
-def _victims_p95(outcomes: Sequence[Outcome]) -> float:
+def _victims_p95(trace: Sequence[TraceRequest], policy: str) -> float:
+    """Of a run that goes on until each of their requests has its first token."""
+
+    def all_started(simulation: Simulation) -> bool:
+        return all(one.ttft is not None for one in simulation.outcomes if one.request.tenant in VICTIMS)
+
+    outcomes = run(trace, policy, all_started)
     return quantile([one.ttft for one in outcomes if one.request.tenant in VICTIMS and one.ttft is not None], 0.95)
 
 

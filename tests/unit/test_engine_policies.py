@@ -176,6 +176,14 @@ def test_slo_keeps_the_last_slots_for_tenants_that_hold_less_than_their_share():
     assert line.take(12.0, scarce=True).request.tenant == "flood", "the other one has been gone for ten seconds"
 
 
+def test_slo_gives_the_last_slots_to_tenants_that_sent_nothing_for_long_but_still_wait():
+    line = fill(line_of("slo"), sequence("old", 0.0, tenant="old"), sequence("held", 0.0, tenant="held"))
+    assert line.take(0.0).request_id == "held"
+    fill(line, sequence("new", 30.0, tenant="new"))
+    line.charge(sequence("earlier", tenant="new"), 10 * QUANTUM)
+    assert line.take(30.0, scarce=True).request_id == "old"
+
+
 def test_slo_never_lets_a_tenant_pass_for_want_of_slots_whose_turn_it_is_by_what_was_used():
     line = fill(line_of("slo"), *(sequence(f"long{index}", tenant="long") for index in range(9)))
     held = [line.take(0.0) for _ in range(4)]
@@ -186,21 +194,45 @@ def test_slo_never_lets_a_tenant_pass_for_want_of_slots_whose_turn_it_is_by_what
     assert line.take(0.0).request.tenant == "long"
 
 
-def test_slots_count_what_each_tenant_holds_by_its_weight():
+def holding(**held):
+    """Slots of tenants, each with its weight and how many it holds; something waits for each."""
     slots = Slots()
-    slots.note("big", 3.0, 0.0)
-    slots.note("small", 1.0, 0.0)
-    for _ in range(6):
-        slots.take("big")
-    assert slots.below_share("small", 0.0)
-    for _ in range(2):
-        slots.take("small")
-    assert slots.below_share("small", 0.0), "a quarter of nine is more than two"
-    assert slots.below_share("big", 0.0)
-    slots.take("small")
-    assert not slots.below_share("small", 0.0)
+    for tenant, (weight, count) in held.items():
+        slots.note(tenant, weight, 0.0)
+        for _ in range(count):
+            slots.take(tenant, weight, 0.0)
+    return slots
+
+
+def may(slots, tenant, now=0.0, waits=lambda tenant: True):
+    return slots.may_take_last(tenant, now, waits)
+
+
+def test_the_last_slots_are_shared_by_weight():
+    slots = holding(big=(3.0, 6), small=(1.0, 2))
+    assert may(slots, "small"), "a quarter of nine is more than two"
+    assert may(slots, "big")
+    slots.take("small", 1.0, 0.0)
+    assert not may(slots, "small")
     slots.give_back("small")
-    assert slots.below_share("small", 0.0)
+    assert may(slots, "small")
+
+
+def test_what_one_tenant_leaves_of_its_share_another_one_may_take_before_the_one_that_holds_most():
+    slots = holding(flood=(1.0, 30), busy=(1.0, 20), quiet=(1.0, 1))
+    assert may(slots, "quiet")
+    assert may(slots, "busy"), "it has its third already, and the flood has more"
+    assert not may(slots, "flood")
+
+
+def test_a_tenant_that_waits_or_holds_slots_is_active_however_long_ago_its_last_request_came():
+    slots = holding(old=(1.0, 0), holder=(1.0, 1))
+    for now in (20.0, 40.0, 60.0):
+        slots.note("fresh", 1.0, now)
+        assert may(slots, "fresh", now, {"fresh", "old"}.__contains__)
+        assert may(slots, "old", now, {"fresh", "old"}.__contains__)
+    slots.take("fresh", 1.0, 60.0)
+    assert not may(slots, "fresh", 60.0, {"fresh", "old"}.__contains__), "it has its third of three slots"
 
 
 def test_slo_favours_the_prompt_of_a_tenant_that_has_used_less_than_any_that_waits():

@@ -77,26 +77,29 @@ class TokenCounters:
 
 
 class Slots:
-    """Which tenants hold slots, and who was there lately.
+    """Which tenants hold slots, and who is active: sent something lately, waits for something, or holds slots.
 
-    The last slots are kept for tenants that hold less than their share: one that sends little finds a slot free though
-    another one floods. Only while there are several tenants: one that is alone has all of them.
+    The last slots are kept from the tenant that holds most, by weight, unless that is no more than its share: one that
+    sends little finds a slot free though another one floods. What a tenant leaves of its share goes to the others, so
+    one of them may hold more than a share while another holds more still. Only while there are several tenants: one
+    that is alone has all of them.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, int] = {}
         self._total = 0
-        self._seen: OrderedDict[str, tuple[float, float]] = OrderedDict()  # weight, and time of the latest request
-        self._weights = 0.0  # of those in `_seen`
+        self._active: OrderedDict[str, tuple[float, float]] = OrderedDict()  # weight, and when it was last seen to be
+        self._weights = 0.0  # of those in `_active`
 
     def note(self, tenant: str, weight: float, now: float) -> None:
-        """A request of a tenant has come."""
+        """A tenant is active."""
         self._forget(tenant)
-        self._seen[tenant] = (weight, now)
+        self._active[tenant] = (weight, now)
         self._weights += weight
 
-    def take(self, tenant: str) -> None:
+    def take(self, tenant: str, weight: float, now: float) -> None:
         """A sequence of the tenant gets a slot."""
+        self.note(tenant, weight, now)
         self._held[tenant] = self._held.get(tenant, 0) + 1
         self._total += 1
 
@@ -107,15 +110,29 @@ class Slots:
         if not self._held[tenant]:
             del self._held[tenant]
 
-    def below_share(self, tenant: str, now: float) -> bool:
-        """Whether a tenant that waits holds less than its share, or all others have been idle for ten seconds."""
-        while (first := next(iter(self._seen))) != tenant and now - self._seen[first][1] >= _ACTIVE_SECONDS:
-            self._forget(first)
-        if len(self._seen) == 1:
+    def may_take_last(self, tenant: str, now: float, waits: Callable[[str], bool]) -> bool:
+        """Whether a tenant that waits may have one of the last slots.
+
+        Args:
+            waits: whether something of a tenant waits.
+        """
+        self._forget_idle(now, waits)
+        weight, held = self._active[tenant][0], self._held.get(tenant, 0)
+        if len(self._active) == 1 or held < (self._total + 1) * weight / self._weights:
             return True
-        return self._held.get(tenant, 0) < (self._total + 1) * self._seen[tenant][0] / self._weights
+        return any(held / weight < count / self._active[name][0] for name, count in self._held.items())
+
+    def _forget_idle(self, now: float, waits: Callable[[str], bool]) -> None:
+        while self._active:
+            tenant, (weight, seen) = next(iter(self._active.items()))
+            if now - seen < _ACTIVE_SECONDS:
+                return
+            if tenant in self._held or waits(tenant):
+                self.note(tenant, weight, now)
+            else:
+                self._forget(tenant)
 
     def _forget(self, tenant: str) -> None:
-        known = self._seen.pop(tenant, None)
+        known = self._active.pop(tenant, None)
         if known is not None:
             self._weights -= known[0]

@@ -30,7 +30,7 @@ from paceline_server.engine.queue import WaitingLine
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.tables import BlockTables
 
-_SLOTS_BY_HEADROOM = 16  # of so many slots the last one is only for tenants that hold less than their share
+_SLOTS_BY_HEADROOM = 8  # of so many slots the last one is not for the tenant that holds most
 _MAX_PASSED = 16  # sequences that a step tries and passes before it gives up
 
 

@@ -99,7 +99,7 @@ class SloLine:
         """Take out the sequence that should enter next, or None.
 
         Args:
-            scarce: few slots are left; nobody enters if the tenant whose turn it is has its share of the slots already.
+            scarce: few slots are left; nobody enters if the tenant whose turn it is holds most of the slots already.
         """
         self._promote(now)
         resumed = self._resumed.first()
@@ -107,11 +107,11 @@ class SloLine:
             sequence = resumed[1]
         else:
             tenant = self._next_tenant(now)
-            if tenant is None or (scarce and not self._slots.below_share(tenant, now)):
+            if tenant is None or (scarce and not self._slots.may_take_last(tenant, now, self._lines.__contains__)):
                 return None
             self._floor = max(self._floor, self._counters.used(tenant))
             sequence = self._lines[tenant].choose(now)
-        self._slots.take(sequence.request.tenant)
+        self._slots.take(sequence.request.tenant, sequence.request.weight, now)
         return self.remove(sequence.request_id)
 
     def remove(self, request_id: str) -> Sequence | None:
