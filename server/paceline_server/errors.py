@@ -17,6 +17,11 @@
         ├── NotServed               404, unknown model
         ├── PayloadTooLarge         413
         ├── RequestTimeout          408, the body comes too slowly
+        ├── InsufficientAllowance   429: the tenant has used what it may, in a minute or in a day
+        │   ├── RequestRateExceeded     requests per minute, with Retry-After
+        │   ├── TokenRateExceeded       tokens per minute, with Retry-After
+        │   │   └── RequestTooLarge         more than the limit of a minute alone
+        │   └── QuotaExceeded           tokens per day, with Retry-After until midnight
         ├── Overloaded              503 (or 429 by configuration) with Retry-After
         ├── Draining                503 with Retry-After
         ├── EngineUnavailable       503 with Retry-After: not ready yet, or restarting
@@ -177,6 +182,49 @@ class RequestTimeout(RequestError):
 
     status = 408
     type = "invalid_request_error"
+
+
+class InsufficientAllowance(RequestError):
+    """The tenant has used what it may: its own doing, unlike overload. `type` and `code` are OpenAI's words."""
+
+    status = 429
+    limit: ClassVar[str] = ""
+    """The configuration's word for what is used up."""
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message, code="rate_limit_exceeded", retry_after=retry_after)
+
+
+class RequestRateExceeded(InsufficientAllowance):
+    """As many requests as the tenant may send in a minute."""
+
+    type = "requests"
+    limit = "requests_per_minute"
+
+
+class TokenRateExceeded(InsufficientAllowance):
+    """As many tokens as the tenant may use in a minute."""
+
+    type = "tokens"
+    limit = "tokens_per_minute"
+
+
+class RequestTooLarge(TokenRateExceeded):
+    """More tokens than the tenant may use in a minute, in one request: waiting does not help."""
+
+    headers: ClassVar[Mapping[str, str]] = {"x-should-retry": "false"}
+
+
+class QuotaExceeded(InsufficientAllowance):
+    """As many tokens as the tenant may use in a day."""
+
+    type = "insufficient_quota"
+    limit = "daily_tokens"
+    headers: ClassVar[Mapping[str, str]] = {"x-should-retry": "false"}
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.code = "insufficient_quota"
 
 
 class Overloaded(RequestError):

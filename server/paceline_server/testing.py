@@ -173,21 +173,26 @@ class FakeEngine:
         self._changed.set()
 
 
+def _cached(request: GenerationRequest) -> int:
+    """At least one token of a prompt is always computed."""
+    return min(4, len(request.prompt_token_ids) - 1)
+
+
 def _step(request: GenerationRequest, item: int | tuple[int, ...] | FinishReason, generated: int) -> TokenOutput:
     """One output, cut at the first token that ends the request."""
     if isinstance(item, FinishReason):
         if item is FinishReason.TIMEOUT and not generated:
             raise DeadlineExceeded("the request's time was over before it could start")
-        return TokenOutput(request.request_id, (), item, cached_tokens=4)
+        return TokenOutput(request.request_id, (), item, cached_tokens=_cached(request))
     tokens = item if isinstance(item, tuple) else (item,)
     stops = {*request.stop_token_ids, *(() if request.ignore_eos else (END_OF_TURN,))}
     for count, token in enumerate(tokens, start=1):
         total = generated + count
         if token in stops and total > request.min_tokens:
-            return TokenOutput(request.request_id, tokens[:count], FinishReason.STOP, cached_tokens=4)
+            return TokenOutput(request.request_id, tokens[:count], FinishReason.STOP, cached_tokens=_cached(request))
         if total == request.max_tokens:
-            return TokenOutput(request.request_id, tokens[:count], FinishReason.LENGTH, cached_tokens=4)
-    return TokenOutput(request.request_id, tokens, cached_tokens=4)
+            return TokenOutput(request.request_id, tokens[:count], FinishReason.LENGTH, cached_tokens=_cached(request))
+    return TokenOutput(request.request_id, tokens, cached_tokens=_cached(request))
 
 
 @dataclass(frozen=True, slots=True)

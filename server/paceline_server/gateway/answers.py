@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from paceline_server.engine.interface import FinishReason
+from paceline_server.gateway.cost import cost_of
 from paceline_server.gateway.exchange import Exchange
 from paceline_server.gateway.model_text import ModelText
 from paceline_server.gateway.requests import GenerationFields
@@ -92,10 +93,15 @@ def finish_fields(finish: FinishReason | None) -> Json:
 
 
 def usage(exchange: Exchange) -> Json:
-    """The `usage` object of an answer."""
-    return {
+    """The `usage` object of an answer; what we add to OpenAI's is under a name of ours."""
+    counts: Json = {
         "prompt_tokens": exchange.prompt_tokens,
         "completion_tokens": exchange.completion_tokens,
         "total_tokens": exchange.prompt_tokens + exchange.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": exchange.cached_tokens},
     }
+    prices = exchange.tenant.config.prices if exchange.tenant else None
+    if prices is None:
+        return counts
+    cost = cost_of(prices, exchange.prompt_tokens, exchange.cached_tokens, exchange.completion_tokens)
+    return {**counts, "paceline": {"cost": cost.json()}}

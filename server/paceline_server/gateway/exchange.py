@@ -27,6 +27,7 @@ class Exchange:
         tenant: whose it is, once that is known.
         generates: it asks for text, and is counted.
         stream: the event stream, once its head has been sent.
+        headers: that every answer to it has.
     """
 
     id: str = field(default_factory=lambda: uuid4().hex)
@@ -41,6 +42,10 @@ class Exchange:
     last_token: float | None = None
     finish: FinishReason | None = None
     stream: EventStream | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.headers["x-request-id"] = self.id
 
     @property
     def ttft(self) -> float | None:

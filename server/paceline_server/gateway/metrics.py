@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from paceline_server.config.tenants import TenantConfig
 from paceline_server.engine.interface import Engine, EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -28,6 +29,7 @@ REJECTIONS = (
     "engine_unavailable",
     "deadline_exceeded",
     "unauthorized",
+    "insufficient_allowance",
     "tier_not_allowed",
 )
 
@@ -67,6 +69,7 @@ class GatewayMetrics:
         self.requests = self._counter("paceline_requests", "Requests to generate, by outcome", "outcome", OUTCOMES)
         self.rejections = self._counter("paceline_rejections", "Requests refused, by reason", "reason", REJECTIONS)
         self.cancellations = self._counter("paceline_cancellations", "Requests whose client went away")
+        self.tenants = TenantMetrics(self._registry)
         self._registry.register(_EngineNumbers(engine))
         self._registry.register(_Aliases(engine, self.ttft, model))
 
@@ -82,6 +85,31 @@ class GatewayMetrics:
         for value in values:
             counter.labels(value)  # a series that is there from the start shows its first increase
         return counter
+
+
+class TenantMetrics:
+    """What tenants use; as many series as the configuration has tenants."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.tokens = Counter(
+            "paceline_tenant_tokens", "Tokens by tenant and kind", ["tenant", "kind"], registry=registry
+        )
+        self.cost = Counter(
+            "paceline_tenant_cost", "Cost by tenant, where prices are configured", ["tenant"], registry=registry
+        )
+        self.rejections = Counter(
+            "paceline_tenant_rejections", "Requests over a tenant's limit", ["tenant", "reason"], registry=registry
+        )
+
+    def begin(self, tenant: TenantConfig) -> None:
+        """Make a tenant's series: one that is there from the start shows its first increase."""
+        for kind in ("input", "cached_input", "output"):
+            self.tokens.labels(tenant.name, kind)
+        if tenant.prices is not None:
+            self.cost.labels(tenant.name)
+        for limit in ("requests_per_minute", "tokens_per_minute", "daily_tokens"):
+            if getattr(tenant, limit) is not None:
+                self.rejections.labels(tenant.name, limit)
 
 
 class _EngineNumbers(Collector):

@@ -15,6 +15,7 @@ from paceline_server.errors import (
     DeadlineExceeded,
     Draining,
     EngineUnavailable,
+    InsufficientAllowance,
     InvalidRequest,
     NotServed,
     Overloaded,
@@ -44,6 +45,7 @@ _REASONS: tuple[tuple[type[RequestError], str], ...] = (
     (EngineUnavailable, "engine_unavailable"),
     (DeadlineExceeded, "deadline_exceeded"),
     (Unauthorized, "unauthorized"),
+    (InsufficientAllowance, "insufficient_allowance"),
     (TierNotAllowed, "tier_not_allowed"),
 )
 """The label of `paceline_rejections_total` by error."""
@@ -70,7 +72,7 @@ async def _respond(request: web.Request, handler: Handler, record: Exchange) -> 
     try:
         response = await handler(request)
         if not response.prepared:
-            response.headers["x-request-id"] = record.id
+            response.headers.update(record.headers)
             if gateway.drain.begun:
                 response.force_close()  # the next request on this connection has to find another server
         return response, "completed"
@@ -96,7 +98,7 @@ async def _answer(record: Exchange, error: RequestError, gateway: Gateway) -> we
         return record.stream.response
     overload_status = gateway.config.gateway.backpressure.overload_status
     status = overload_status if isinstance(error, Overloaded) else error.status
-    headers = {"x-request-id": record.id, **error.headers}
+    headers = {**record.headers, **error.headers}
     if error.retry_after is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after))
     response = web.json_response(error.envelope(), status=status, headers=headers)
@@ -109,7 +111,7 @@ def _from_http(error: web.HTTPException, record: Exchange) -> web.Response:
     """The refusals of aiohttp itself: no such path, or not with this method."""
     envelope = {"message": f"{error.reason}", "type": "invalid_request_error", "param": None, "code": None}
     headers = {name: value for name, value in error.headers.items() if name in ("Allow", "Location")}
-    return web.json_response({"error": envelope}, status=error.status, headers={**headers, "x-request-id": record.id})
+    return web.json_response({"error": envelope}, status=error.status, headers={**headers, **record.headers})
 
 
 def _count_rejection(gateway: Gateway, record: Exchange, error: RequestError) -> None:

@@ -44,6 +44,7 @@ class _Job:
     head: Head
     stream: bool
     include_usage: bool
+    asked: int | None  # output tokens by the client's own limit
 
 
 async def answer(request: web.Request, endpoint: Endpoint[Any]) -> web.StreamResponse:
@@ -55,15 +56,18 @@ async def answer(request: web.Request, endpoint: Endpoint[Any]) -> web.StreamRes
     gateway, exchange = request.app[GATEWAY], request[EXCHANGE]
     exchange.generates = True
     tenant = identify(request)
+    account = gateway.accounts.of(tenant)
     async with gateway.drain.work():
         text = gateway.require_text()
+        account.count_request(exchange)
         with gateway.backpressure.enter() as ticket:
             job = await _prepare(request, endpoint, text, tenant)
-            gateway.backpressure.submit(ticket, exchange.prompt_tokens)
-            meter = Meter(exchange, gateway.metrics, on_start=lambda: gateway.backpressure.started(ticket))
-            writer = _Streamed(request, endpoint, job) if job.stream else _Whole(exchange, endpoint, job)
-            await generate(gateway.engine, job.request, job.assembly, meter, writer.take)
-            return await writer.finish()
+            with account.charge(exchange, job.asked, job.request.max_tokens):
+                gateway.backpressure.submit(ticket, exchange.prompt_tokens)
+                meter = Meter(exchange, gateway.metrics, on_start=lambda: gateway.backpressure.started(ticket))
+                writer = _Streamed(request, endpoint, job) if job.stream else _Whole(exchange, endpoint, job)
+                await generate(gateway.engine, job.request, job.assembly, meter, writer.take)
+                return await writer.finish()
 
 
 async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelText, tenant: Tenant) -> _Job:
@@ -99,6 +103,7 @@ async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelTex
         head=head,
         stream=bool(fields.stream),
         include_usage=fields.include_usage,
+        asked=fields.output_limit,
     )
 
 
@@ -154,7 +159,7 @@ class _Streamed:
         self._exchange = request[EXCHANGE]
         self._endpoint = endpoint
         self._job = job
-        self._stream = EventStream(request, self._exchange.id)
+        self._stream = EventStream(request, self._exchange.headers)
         self._opened = False
 
     async def take(self, delta: Delta) -> None:

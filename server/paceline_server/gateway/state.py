@@ -13,6 +13,7 @@ from aiohttp import web
 from paceline_server.config import ServerConfig
 from paceline_server.engine.interface import Engine, ModelInfo
 from paceline_server.errors import EngineUnavailable, NotServed
+from paceline_server.gateway.accounts import Accounts
 from paceline_server.gateway.backpressure import Backpressure
 from paceline_server.gateway.drain import Drain
 from paceline_server.gateway.exchange import EXCHANGE
@@ -36,6 +37,7 @@ class Gateway:
         self.created = int(time())
         self.metrics = GatewayMetrics(engine, self.names[0])
         self.tenants = TenantBook(config.tenants)
+        self.accounts = Accounts(config.tenants, self.metrics.tenants)
         self.drain = Drain(gateway.drain_seconds)
         self.bodies = BodyReader(gateway.max_body_bytes)
         self.backpressure = Backpressure(

@@ -24,14 +24,14 @@ class EventStream:
     request. Only token ids of this one answer pile up behind it, at most `max_tokens` of them.
     """
 
-    def __init__(self, request: web.Request, request_id: str) -> None:
+    def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
         self._request = request
         self.response = web.StreamResponse(
             headers={
                 "Content-Type": "text/event-stream; charset=utf-8",
                 "Cache-Control": "no-cache",
                 "X-Accel-Buffering": "no",  # nginx would hold frames back
-                "x-request-id": request_id,
+                **headers,
             }
         )
 

@@ -1,0 +1,156 @@
+"""What one tenant may still use: requests and tokens a minute, and tokens a day. Used by `accounts`.
+
+Tokens are reserved when a request is let in, since nobody knows then how many it will use, and settled when it ends.
+The prompt is known. For the output the client's own limit is reserved whole, so that it cannot be exceeded; a client
+that names none gets the mean of its tenant's answers reserved. If it then uses more, the difference is booked at its
+end: the tenant waits the longer for its next request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic, time
+
+from paceline_server.config.tenants import TenantConfig
+from paceline_server.errors import QuotaExceeded, RequestRateExceeded, RequestTooLarge, TokenRateExceeded
+from paceline_server.gateway.windows import DailyQuota, SlidingWindow, seconds_to_midnight
+
+FIRST_GUESS_TOKENS = 256
+"""Reserved for the output of a tenant's first request, where it names no limit."""
+
+_SMOOTHING = 0.1  # weight of the newest answer in the mean
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Tokens that a request may use.
+
+    Attributes:
+        at: when, on the monotonic clock; `at_unix`: on the calendar's.
+    """
+
+    tokens: int
+    at: float
+    at_unix: float
+
+
+class Allowance:
+    """The limits of one tenant, and what it has used of them.
+
+    Args:
+        clock: seconds, monotonic.
+        calendar: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        tenant: TenantConfig,
+        clock: Callable[[], float] = monotonic,
+        calendar: Callable[[], float] = time,
+    ) -> None:
+        self._name = tenant.name
+        self._requests = None if tenant.requests_per_minute is None else SlidingWindow(tenant.requests_per_minute)
+        self._tokens = None if tenant.tokens_per_minute is None else SlidingWindow(tenant.tokens_per_minute)
+        self._day = None if tenant.daily_tokens is None else DailyQuota(tenant.daily_tokens)
+        self._clock = clock
+        self._calendar = calendar
+        self._mean_output = float(FIRST_GUESS_TOKENS)
+
+    def count_request(self) -> None:
+        """Let one more request in; what becomes of it does not matter, so that mistakes are not free.
+
+        Raises:
+            RequestRateExceeded: the minute is full.
+        """
+        if self._requests is None:
+            return
+        now = self._clock()
+        wait = self._requests.wait(1, now)
+        if wait:
+            raise RequestRateExceeded(
+                f"the tenant {self._name} has sent its {self._requests.limit} requests per minute "
+                "(requests_per_minute); "
+                f"try again in {math.ceil(wait)} s",
+                retry_after=wait,
+            )
+        self._requests.book(1, now)
+
+    def reserve(self, prompt: int, asked: int | None, room: int) -> Reservation:
+        """Set tokens aside for a request.
+
+        Args:
+            prompt: tokens of the prompt.
+            asked: tokens that the client lets the answer have, or None.
+            room: tokens that the answer may have in any case.
+
+        Raises:
+            RequestTooLarge: it is over the limit of a minute alone.
+            TokenRateExceeded: the minute is full.
+            QuotaExceeded: the day is.
+        """
+        now, unix = self._clock(), self._calendar()
+        tokens = prompt + (min(room, math.ceil(self._mean_output)) if asked is None else min(room, asked))
+        if asked is None and self._tokens is not None:
+            tokens = max(prompt, min(tokens, self._tokens.limit))  # a guess must not refuse what may well fit
+        self._refuse_over_minute(tokens, now)
+        self._refuse_over_day(tokens, unix)
+        if self._tokens is not None:
+            self._tokens.book(tokens, now)
+        if self._day is not None:
+            self._day.book(tokens, unix)
+        return Reservation(tokens, now, unix)
+
+    def settle(self, reservation: Reservation, prompt: int, output: int) -> None:
+        """Count what a request has really used instead of what was reserved."""
+        spare = reservation.tokens - prompt - output
+        now, unix = self._clock(), self._calendar()
+        if self._tokens is not None:
+            self._tokens.refund(spare, reservation.at, now) if spare > 0 else self._tokens.book(-spare, now)
+        if self._day is not None:
+            self._day.refund(spare, reservation.at_unix, unix) if spare > 0 else self._day.book(-spare, unix)
+        if output:
+            self._mean_output += _SMOOTHING * (output - self._mean_output)
+
+    def headers(self) -> dict[str, str]:
+        """The limits of a minute and what is left of them, in OpenAI's words; empty where there are none."""
+        now = self._clock()
+        found: dict[str, str] = {}
+        for kind, window in (("requests", self._requests), ("tokens", self._tokens)):
+            if window is not None:
+                found[f"x-ratelimit-limit-{kind}"] = str(window.limit)
+                found[f"x-ratelimit-remaining-{kind}"] = str(max(0, window.limit - window.used(now)))
+                found[f"x-ratelimit-reset-{kind}"] = _duration(window.reset(now))
+        return found
+
+    def _refuse_over_minute(self, tokens: int, now: float) -> None:
+        if self._tokens is None:
+            return
+        limit = f"the tenant {self._name} has {self._tokens.limit} tokens per minute (tokens_per_minute)"
+        wait = self._tokens.wait(tokens, now)
+        if wait is None:
+            raise RequestTooLarge(
+                f"{limit}, and this request alone may use {tokens}: shorten the prompt or lower max_tokens"
+            )
+        if wait:
+            raise TokenRateExceeded(
+                f"{limit}, {self._tokens.used(now)} are used or reserved, and this request may use {tokens}; "
+                f"try again in {math.ceil(wait)} s",
+                retry_after=wait,
+            )
+
+    def _refuse_over_day(self, tokens: int, unix: float) -> None:
+        if self._day is not None and tokens > self._day.left(unix):
+            left = self._day.left(unix)
+            raise QuotaExceeded(
+                f"the tenant {self._name} has {self._day.limit} tokens a day (daily_tokens), {left} are left, and "
+                f"this request may use {tokens}; the day ends at midnight UTC",
+                retry_after=seconds_to_midnight(unix),
+            )
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes it: 7s, 6m0s."""
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"

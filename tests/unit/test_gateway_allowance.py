@@ -1,0 +1,248 @@
+"""Limits, counts and cost of a tenant, as its clients see them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline_server.config import ServerConfig, parse
+from paceline_server.config.tenants import PricesConfig, TenantConfig
+from paceline_server.engine.interface import FinishReason
+from paceline_server.errors import QuotaExceeded, RequestRateExceeded, RequestTooLarge, TokenRateExceeded
+from paceline_server.gateway.allowance import FIRST_GUESS_TOKENS, Allowance
+from paceline_server.gateway.cost import cost_of
+from paceline_server.keys import hash_key
+from paceline_server.testing import FakeEngine, Served, served, write_model
+
+A = 66
+KEYS = {"team-a": "sk-team-a-0123456789", "team-b": "sk-team-b-0123456789"}
+PROMPT = [5] * 10
+PRICES = {"input_per_million": 2.0, "cached_input_per_million": 0.5, "output_per_million": 8.0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_model(path)
+    return path
+
+
+class World:
+    """An allowance and its clocks."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.now = 0.0
+        tenant = TenantConfig.model_validate({"name": "a", "anonymous": True, **limits})
+        self.allowance = Allowance(tenant, clock=lambda: self.now, calendar=lambda: self.now)
+
+
+def test_the_limit_of_the_client_is_reserved_and_what_was_not_used_comes_back() -> None:
+    world = World(tokens_per_minute=100)
+    first = world.allowance.reserve(10, 60, 200)
+    with pytest.raises(TokenRateExceeded, match="70 are used or reserved, and this request may use 40"):
+        world.allowance.reserve(10, 30, 200)
+    world.allowance.settle(first, 10, 5)
+    assert world.allowance.headers()["x-ratelimit-remaining-tokens"] == "85"
+    world.allowance.reserve(10, 30, 200)
+
+
+def test_without_a_limit_of_the_client_the_tenants_own_mean_is_reserved() -> None:
+    world = World(tokens_per_minute=10_000)
+    reserved = world.allowance.reserve(10, None, 100_000)
+    assert reserved.tokens == 10 + FIRST_GUESS_TOKENS
+    world.allowance.settle(reserved, 10, 20)
+    for _ in range(60):
+        world.now += 100.0
+        world.allowance.settle(world.allowance.reserve(10, None, 100_000), 10, 20)
+    assert world.allowance.reserve(10, None, 100_000).tokens == pytest.approx(31, abs=1)
+    assert world.allowance.reserve(10, None, 5).tokens == 15
+
+
+def test_what_is_used_beyond_the_reservation_keeps_the_next_one_waiting() -> None:
+    world = World(tokens_per_minute=300, daily_tokens=10_000)
+    world.allowance.settle(world.allowance.reserve(10, None, 5000), 10, 900)
+    with pytest.raises(TokenRateExceeded):
+        world.allowance.reserve(1, 1, 10)
+    world.now = 61.1
+    world.allowance.reserve(1, 1, 10)
+
+
+def test_a_guess_refuses_nothing_that_may_fit_and_a_wish_that_cannot_is_refused_for_good() -> None:
+    world = World(tokens_per_minute=50)
+    assert world.allowance.reserve(10, None, 1000).tokens == 50
+    for prompt, asked in ((10, 41), (51, None)):
+        with pytest.raises(RequestTooLarge, match="shorten the prompt or lower max_tokens") as caught:
+            World(tokens_per_minute=50).allowance.reserve(prompt, asked, 1000)
+        assert caught.value.retry_after is None
+        assert caught.value.headers["x-should-retry"] == "false"
+
+
+def test_the_day_is_refused_until_midnight_and_counts_what_was_used() -> None:
+    world = World(daily_tokens=100)
+    world.now = 80_000.0
+    world.allowance.settle(world.allowance.reserve(10, 80, 200), 10, 40)
+    with pytest.raises(QuotaExceeded, match="50 are left, and this request may use 60") as caught:
+        world.allowance.reserve(10, 50, 200)
+    assert (caught.value.code, caught.value.type) == ("insufficient_quota", "insufficient_quota")
+    assert caught.value.retry_after == 6400
+    world.now = 86_400.0
+    world.allowance.reserve(10, 50, 200)
+
+
+def test_a_refusal_by_one_limit_takes_nothing_of_the_other() -> None:
+    world = World(tokens_per_minute=1000, daily_tokens=50)
+    for _ in range(5):
+        with pytest.raises(QuotaExceeded):
+            world.allowance.reserve(10, 100, 200)
+    assert world.allowance.headers()["x-ratelimit-remaining-tokens"] == "1000"
+
+
+def test_requests_that_are_refused_do_not_push_the_next_chance_away() -> None:
+    world = World(requests_per_minute=2)
+    for _ in range(2):
+        world.allowance.count_request()
+    for world.now in range(1, 61):
+        with pytest.raises(RequestRateExceeded) as caught:
+            world.allowance.count_request()
+        assert caught.value.retry_after == 61 - world.now
+    world.now = 61
+    world.allowance.count_request()
+
+
+def test_the_reset_is_written_as_openai_does() -> None:
+    world = World(requests_per_minute=2)
+    assert world.allowance.headers()["x-ratelimit-reset-requests"] == "0s"
+    world.allowance.count_request()
+    assert world.allowance.headers()["x-ratelimit-reset-requests"] == "1m1s"
+    world.now = 30.0
+    assert world.allowance.headers()["x-ratelimit-reset-requests"] == "31s"
+
+
+def test_cost_is_by_kind_of_token() -> None:
+    prices = PricesConfig.model_validate(PRICES)
+    assert cost_of(prices, 1_000_000, 400_000, 2_000_000).json() == {
+        "input": 1.2,
+        "cached_input": 0.2,
+        "output": 16.0,
+        "total": 17.4,
+    }
+    uncached = PricesConfig(input_per_million=2.0, output_per_million=0.0)
+    assert cost_of(uncached, 10, 4, 1).total == pytest.approx(20e-6)
+
+
+def config(**tenants: dict[str, Any]) -> ServerConfig:
+    """Tenants by name (with _ for -), each with its key."""
+    named = [{"name": name.replace("_", "-"), **fields} for name, fields in tenants.items()]
+    return parse({
+        "gateway": {"host": "127.0.0.1", "port": 0},
+        "engine": {"model_path": "/models/tiny", "served_model_names": ("tiny",)},
+        "tenants": [{"key_hashes": [hash_key(KEYS[tenant["name"]])], **tenant} for tenant in named],
+    })  # fmt: skip
+
+
+async def post(server: Served, tenant: str = "team-a", **fields: Any) -> tuple[Any, Any]:
+    response = await server.client.post(
+        "/v1/completions",
+        json={"model": "tiny", "prompt": PROMPT, "max_tokens": 5, **fields},
+        headers={"Authorization": f"Bearer {KEYS[tenant]}"},
+    )
+    return response, (await response.json() if response.content_type == "application/json" else await response.text())
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_limit_reached_is_a_429_in_openais_words_and_of_that_tenant_alone(folder: Path, streamed: bool) -> None:
+    engine = FakeEngine(folder, [A])
+    async with served(engine, config(team_a={"requests_per_minute": 2}, team_b={})) as server:
+        first, _ = await post(server, stream=streamed)
+        await post(server, stream=streamed)
+        refused, answer = await post(server, stream=streamed)
+        other, _ = await post(server, "team-b", stream=streamed)
+        numbers = server.scrape()
+    assert (first.status, refused.status, other.status) == (200, 429, 200)
+    assert answer["error"]["code"] == "rate_limit_exceeded"
+    assert answer["error"]["type"] == "requests"
+    assert 1 <= int(refused.headers["Retry-After"]) <= 61
+    assert first.headers["x-ratelimit-limit-requests"] == "2"
+    assert first.headers["x-ratelimit-remaining-requests"] == "1"
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    assert not any(name.lower().startswith("x-ratelimit") for name in other.headers)
+    assert numbers['paceline_tenant_rejections_total{reason="requests_per_minute",tenant="team-a"}'] == 1
+    assert numbers['paceline_rejections_total{reason="insufficient_allowance"}'] == 1
+    assert len(engine.requests) == 3
+
+
+async def test_tokens_are_those_of_prompt_and_answer_and_never_reach_the_engine_beyond_the_limit(
+    folder: Path,
+) -> None:
+    engine = FakeEngine(folder, [A])  # an answer of two tokens, with the one that ends it
+    async with served(engine, config(team_a={"tokens_per_minute": 30})) as server:
+        first, _ = await post(server)
+        second, answer = await post(server, max_tokens=9)
+        third, _ = await post(server, max_tokens=8)
+    assert (first.status, second.status, third.status) == (200, 429, 200)
+    assert first.headers["x-ratelimit-remaining-tokens"] == "15", "the reservation counts when the head goes out"
+    assert (answer["error"]["type"], answer["error"]["code"]) == ("tokens", "rate_limit_exceeded")
+    assert "12 are used or reserved" in answer["error"]["message"]
+    assert len(engine.requests) == 2
+
+
+async def test_a_used_up_day_is_a_quota_error_that_clients_do_not_repeat(folder: Path) -> None:
+    async with served(FakeEngine(folder, [A]), config(team_a={"daily_tokens": 20})) as server:
+        await post(server)
+        refused, answer = await post(server)
+    assert (refused.status, answer["error"]["code"]) == (429, "insufficient_quota")
+    assert refused.headers["x-should-retry"] == "false"
+    assert 0 < int(refused.headers["Retry-After"]) <= 86_400
+
+
+async def test_what_we_refuse_costs_nothing_and_a_prompt_that_its_client_abandons_counts(folder: Path) -> None:
+    hold = asyncio.Event()
+    engine = FakeEngine(folder, lambda request: [FinishReason.TIMEOUT] if request.timeout else [hold])
+    async with served(engine, config(team_a={"tokens_per_minute": 1000})) as server:
+        expired, _ = await post(server, timeout=5)
+        assert expired.status == 504
+        abandoned = asyncio.create_task(post(server, max_tokens=100))
+        await engine.until(lambda engine: len(engine.requests) == 2)
+        abandoned.cancel()
+        await engine.until(lambda engine: len(engine.aborted) == 2)
+        refused, _ = await post(server, prompt=[])
+        after, _ = await post(server, timeout=5)
+    assert refused.status == 400
+    assert after.headers["x-ratelimit-remaining-tokens"] == str(1000 - 10 - 15)
+
+
+async def test_usage_tells_the_cost_where_prices_are_configured_streamed_and_whole(folder: Path) -> None:
+    engine = FakeEngine(folder, [A])
+    async with served(engine, config(team_a={"prices": PRICES}, team_b={})) as server:
+        _, whole = await post(server)
+        _, text = await post(server, stream=True, stream_options={"include_usage": True})
+        _, free = await post(server, "team-b")
+        numbers = server.scrape()
+    expected = {"input": 6 * 2e-6, "cached_input": 4 * 0.5e-6, "output": 2 * 8e-6, "total": 30e-6}
+    streamed = json.loads(text.strip().split("\n\n")[-2].removeprefix("data: "))["usage"]
+    assert whole["usage"]["paceline"]["cost"] == pytest.approx(expected)
+    assert streamed == whole["usage"]
+    assert "paceline" not in free["usage"]
+    assert numbers['paceline_tenant_cost_total{tenant="team-a"}'] == pytest.approx(60e-6)
+    assert 'paceline_tenant_cost_total{tenant="team-b"}' not in numbers
+    kinds = {
+        kind: numbers[f'paceline_tenant_tokens_total{{kind="{kind}",tenant="team-a"}}']
+        for kind in expected
+        if kind != "total"
+    }
+    assert kinds == {"input": 12, "cached_input": 8, "output": 4}
+
+
+async def test_nobody_adds_a_series_to_the_metrics_by_calling(folder: Path) -> None:
+    """Labels come from the configuration alone."""
+    async with served(FakeEngine(folder, [A]), config(team_a={}, team_b={})) as server:
+        before = {name for name in server.scrape() if "tenant" in name}
+        for number in range(20):
+            headers = {"Authorization": f"Bearer sk-unknown-{number:010}"}
+            await server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Hi"}, headers=headers)
+        await post(server)
+        assert {name for name in server.scrape() if "tenant" in name} == before
