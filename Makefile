@@ -58,8 +58,8 @@ constraints: $(ENV) ## write the installed versions into constraints.txt
 	@{ echo "# The versions that everything is developed and tested with. Made by \`make constraints\`."; \
 	   $(BIN)/uv pip freeze --python $(BIN)/python --exclude-editable; } > constraints.txt && touch $(ENV)
 
-bench: $(ENV) model ## measure output tokens/s beside transformers serve; QUICK=1 for one short round
-	@$(BIN)/python -m benchmarks.serving $(if $(QUICK),--quick)
+bench: $(ENV) model ## measure ours beside vLLM, OpenVINO, llama.cpp and transformers; QUICK=1 for one short round with one peer
+	@$(BIN)/python -m benchmarks.comparison $(if $(QUICK),--quick)
 
 clean: ## remove .venv and everything else that was made in this tree (not ~/.cache/paceline)
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .state

@@ -1,14 +1,15 @@
 """The load generator: clients that stream completions and note when each piece arrives.
 
-Closed loop: each client sends its next request when the last one has ended. The clients run in this one process,
-outside the server's; the caller pins the two apart where cores allow it.
+Closed loop: each client sends its next request when the last one has ended. Open loop: requests come at their own
+times. The clients run in this one process, outside the server's; how much processor time they take is in the result.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -32,9 +33,15 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one run came to. Times in seconds."""
+    """What one run came to. Times in seconds.
 
-    clients: int
+    Attributes:
+        clients: of a closed loop; None for an open one.
+        rate: requests per second of an open loop; None for a closed one.
+    """
+
+    clients: int | None
+    rate: float | None
     requests: int
     errors: int
     seconds: float
@@ -46,36 +53,75 @@ class Figures:
     itl_p99: float
 
 
-async def closed_loop(url: str, requests: Sequence[Request], clients: int, body: dict[str, Any]) -> Figures:
+async def closed_loop(
+    url: str, requests: Sequence[Request], clients: int, body: dict[str, Any], *, keep_alive: bool = True
+) -> list[Record]:
     """Send all requests with `clients` clients at `url` (…/v1/completions).
 
     Args:
         body: fields added to every request: the model's name, how this server ignores the end of sequence.
+        keep_alive: use a connection again.
     """
     line = iter(requests)
     records: list[Record] = []
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
-        begin = perf_counter()
-        await asyncio.gather(*(_client(session, url, line, body, records) for _ in range(clients)))
-        seconds = perf_counter() - begin
-    return summarise(records, clients, seconds)
+
+    async def client(session: aiohttp.ClientSession) -> None:
+        for request in line:  # shared by all clients: each takes the next one
+            await _ask(session, url, request, body, records)
+
+    async with _session(keep_alive) as session:
+        await asyncio.gather(*(client(session) for _ in range(clients)))
+    return records
 
 
-async def _client(
-    session: aiohttp.ClientSession, url: str, line: Iterator[Request], body: dict[str, Any], records: list[Record]
+async def open_loop(
+    url: str, requests: Sequence[Request], arrivals: Sequence[float], body: dict[str, Any], *, keep_alive: bool = True
+) -> list[Record]:
+    """Send each request at its own time, whatever has become of the others.
+
+    Args:
+        arrivals: seconds from the begin, one a request.
+    """
+    records: list[Record] = []
+    begin = perf_counter()
+
+    async def send(session: aiohttp.ClientSession, request: Request, arrival: float) -> None:
+        await asyncio.sleep(max(0.0, begin + arrival - perf_counter()))
+        await _ask(session, url, request, body, records)
+
+    async with _session(keep_alive) as session:
+        await asyncio.gather(*(send(session, *one) for one in zip(requests, arrivals, strict=True)))
+    return records
+
+
+def poisson(rate: float, count: int, *, seed: int = 0) -> list[float]:
+    """`count` arrival times in seconds of a Poisson process with `rate` arrivals a second."""
+    rng = random.Random(seed)
+    times, now = [], 0.0
+    for _ in range(count):
+        now += rng.expovariate(rate)
+        times.append(now)
+    return times
+
+
+def _session(keep_alive: bool) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(limit=0, force_close=not keep_alive)
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_read=600), connector=connector)
+
+
+async def _ask(
+    session: aiohttp.ClientSession, url: str, request: Request, body: dict[str, Any], records: list[Record]
 ) -> None:
-    for request in line:  # shared by all clients: each takes the next one
-        record = Record(sent=perf_counter())
-        records.append(record)
-        payload = {"prompt": request.prompt, "max_tokens": request.max_tokens, "stream": True, **body}
-        try:
-            await _stream(session, url, payload, record)
-        except (aiohttp.ClientError, ValueError, TimeoutError) as error:
-            record.error = f"{type(error).__name__}: {error}"
-        record.ended = perf_counter()
-        if record.error is None and record.output_tokens != request.max_tokens:
-            record.error = f"{record.output_tokens} tokens instead of {request.max_tokens}"
+    record = Record(sent=perf_counter())
+    records.append(record)
+    payload = {"prompt": request.prompt, "max_tokens": request.max_tokens, "stream": True, **body}
+    try:
+        await _stream(session, url, payload, record)
+    except (aiohttp.ClientError, ValueError, TimeoutError) as error:
+        record.error = f"{type(error).__name__}: {error}"
+    record.ended = perf_counter()
+    if record.error is None and record.output_tokens != request.max_tokens:
+        record.error = f"{record.output_tokens} tokens instead of {request.max_tokens}"
 
 
 async def _stream(session: aiohttp.ClientSession, url: str, payload: dict[str, Any], record: Record) -> None:
@@ -94,14 +140,16 @@ async def _stream(session: aiohttp.ClientSession, url: str, payload: dict[str, A
                 record.output_tokens = usage["completion_tokens"]
 
 
-def summarise(records: Sequence[Record], clients: int, seconds: float) -> Figures:
+def summarise(records: Sequence[Record], *, clients: int | None = None, rate: float | None = None) -> Figures:
     """Figures of a run; requests that failed count as errors and in nothing else."""
     good = [record for record in records if record.error is None]
     ttft = [record.arrivals[0] - record.sent for record in good if record.arrivals]
     gaps = [b - a for record in good for a, b in zip(record.arrivals, record.arrivals[1:], strict=False)]
     tokens = sum(record.output_tokens for record in good)
+    seconds = max(record.ended for record in records) - min(record.sent for record in records)
     return Figures(
         clients=clients,
+        rate=rate,
         requests=len(records),
         errors=len(records) - len(good),
         seconds=seconds,

@@ -19,30 +19,45 @@ NOISY_CORES = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of one server: its figures, its start and memory, and the cores that others used meanwhile."""
+    """One run of one server.
+
+    Attributes:
+        workload: its letter or name.
+        start_seconds: from the server's start until it could serve.
+        rss_mib: of its process tree, after the run.
+        others_cores: cores that neither server nor clients used, by others meanwhile.
+        client_cores: cores that the clients used.
+    """
 
     server: str
     version: str
+    workload: str
     round: int
     figures: Figures
     start_seconds: float
     rss_mib: float
     others_cores: float
+    client_cores: float
     noisy: bool = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noisy", self.others_cores > NOISY_CORES)
 
 
-def counted(runs: Sequence[Run], server: str, clients: int) -> list[Run]:
+def counted(runs: Sequence[Run], server: str, workload: str) -> list[Run]:
     """The runs of a server that its medians are made of: the quiet ones, or all where none was quiet."""
-    own = [run for run in runs if run.server == server and run.figures.clients == clients]
+    own = [run for run in runs if run.server == server and run.workload == workload]
     return [run for run in own if not run.noisy] or own
 
 
-def median_of(runs: Sequence[Run], server: str, clients: int, figure: str) -> float:
-    """Median of one figure over the runs that count."""
-    return float(median(getattr(run.figures, figure) for run in counted(runs, server, clients)))
+def median_of(runs: Sequence[Run], server: str, workload: str, figure: str) -> float:
+    """Median of one figure, of the run or of its `figures`, over the runs that count.
+
+    Raises:
+        StatisticsError: the server has no run of this workload.
+    """
+    own = counted(runs, server, workload)
+    return float(median(getattr(run if hasattr(run, figure) else run.figures, figure) for run in own))
 
 
 def write(name: str, workload: Mapping[str, Any], runs: Sequence[Run], ratios: Mapping[str, float]) -> Path:
@@ -73,17 +88,18 @@ def write_rows(
 
 
 def table(runs: Sequence[Run]) -> str:
-    """Markdown: a row for each server and number of clients, medians with the range of the throughput."""
+    """Markdown: a row for each workload and server, medians with the range of the throughput."""
     lines = [
-        "| server | clients | output tok/s (min–max) | TTFT p50 / p99 | ITL p50 / p99 | start | RSS | errors |",
+        "| workload | server | output tok/s (min–max) | TTFT p50 / p99 | ITL p50 / p99 | start | RSS | errors |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for server, clients in dict.fromkeys((run.server, run.figures.clients) for run in runs):
-        own = counted(runs, server, clients)
+    for workload, server in sorted(dict.fromkeys((run.workload, run.server) for run in runs), key=lambda row: row[0]):
+        own = counted(runs, server, workload)
         rate = [run.figures.output_tokens_per_second for run in own]
-        middle = {key: median_of(runs, server, clients, key) for key in ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99")}
+        middle = {key: median_of(runs, server, workload, key) for key in ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99")}
+        noise = " (noisy)" if all(run.noisy for run in own) else ""
         lines.append(
-            f"| {server} | {clients} | {median(rate):.0f} ({min(rate):.0f}–{max(rate):.0f}) "
+            f"| {workload} | {server}{noise} | {median(rate):.0f} ({min(rate):.0f}–{max(rate):.0f}) "
             f"| {middle['ttft_p50']:.2f} / {middle['ttft_p99']:.2f} s "
             f"| {middle['itl_p50'] * 1e3:.0f} / {middle['itl_p99'] * 1e3:.0f} ms "
             f"| {median(run.start_seconds for run in own):.1f} s | {median(run.rss_mib for run in own):.0f} MiB "

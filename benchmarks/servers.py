@@ -1,10 +1,8 @@
-"""The servers under test: how each is installed, started, asked, and stopped.
-
-Peers live in environments of their own under the cache folder, made on first use, so that nobody's pins touch ours.
-"""
+"""The servers under test: how each is started, asked, and stopped. How the peers are installed is in `peers/`."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,29 +10,32 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter, sleep
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
-CACHE = Path(os.environ.get("PACELINE_CACHE", Path.home() / ".cache" / "paceline"))
-_START_SECONDS = 300
+from benchmarks.load import Record, closed_loop, open_loop
+from benchmarks.workloads import Request
+
+_START_SECONDS = 400
 _STOP_SECONDS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server on one model.
+    """One server on one model, asked over HTTP.
 
     Attributes:
         command: starts it on 127.0.0.1 at `port`.
         ready_path: answers 200 when it can serve.
         body: fields that every request needs.
         environment: added to ours.
+        keep_alive: whether it leaves connections open between requests.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Server:
     body: dict[str, Any]
     version: str
     environment: dict[str, str] = field(default_factory=dict)
+    keep_alive: bool = True
 
     @property
     def url(self) -> str:
@@ -52,12 +54,75 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A server that answers; `start_seconds` from its start to its first 200."""
+class Driver:
+    """An engine without a server: a process that says it is ready on stdout, then runs requests that it reads."""
 
+    name: str
+    command: tuple[str, ...]
+    version: str
+
+
+class Running(Protocol):
+    """An engine that answers."""
+
+    @property
+    def pid(self) -> int:
+        """Root of its process tree."""
+        ...
+
+    @property
+    def start_seconds(self) -> float:
+        """From its start until it could serve."""
+        ...
+
+    def closed(self, requests: Sequence[Request], clients: int) -> list[Record]:
+        """Run all requests with that many clients, each of which sends its next one when the last has ended."""
+        ...
+
+    def open(self, requests: Sequence[Request], arrivals: Sequence[float]) -> list[Record]:
+        """Run each request from its own time on, in seconds from now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _RunningServer:
     server: Server
     pid: int
     start_seconds: float
+
+    def closed(self, requests: Sequence[Request], clients: int) -> list[Record]:
+        server = self.server
+        return asyncio.run(closed_loop(server.url, requests, clients, server.body, keep_alive=server.keep_alive))
+
+    def open(self, requests: Sequence[Request], arrivals: Sequence[float]) -> list[Record]:
+        server = self.server
+        return asyncio.run(open_loop(server.url, requests, arrivals, server.body, keep_alive=server.keep_alive))
+
+
+@dataclass(frozen=True, slots=True)
+class _RunningDriver:
+    process: subprocess.Popen[bytes]
+    start_seconds: float
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def closed(self, requests: Sequence[Request], clients: int) -> list[Record]:
+        return self._run(requests, {"clients": clients})
+
+    def open(self, requests: Sequence[Request], arrivals: Sequence[float]) -> list[Record]:
+        return self._run(requests, {"arrivals": list(arrivals)})
+
+    def _run(self, requests: Sequence[Request], how: dict[str, Any]) -> list[Record]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"requests": [asdict(one) for one in requests], **how}).encode() + b"\n")
+        self.process.stdin.flush()
+        records = [Record(**answer) for answer in _read_line(self.process)]
+        for record, request in zip(records, requests, strict=True):
+            if record.output_tokens != request.max_tokens:
+                record.error = f"{record.output_tokens} tokens instead of {request.max_tokens}"
+        return records
 
 
 def paceline(model: Path, folder: Path, *, port: int = 18001, **engine: Any) -> Server:
@@ -84,53 +149,44 @@ def paceline(model: Path, folder: Path, *, port: int = 18001, **engine: Any) -> 
     )
 
 
-def transformers_serve(model: Path, *, port: int = 18002, version: str = "5.24.0") -> Server:
-    """`transformers serve --continuous-batching` in an environment of its own.
-
-    It has no ignore_eos; a generation config with an end-of-sequence token that never comes does the same.
-    """
-    environment = _environment("transformers", f"transformers[serving]=={version}", "torch==2.15.0", "accelerate")
-    binary = str(environment / "bin" / "transformers")
-    options = "--continuous-batching --device cpu --dtype bfloat16 --attn-implementation sdpa"
-    blocks = "--cb-num-blocks 64 --cb-max-batch-tokens 512"
-    return Server(
-        name="transformers serve",
-        command=(binary, "serve", str(model), *f"{options} {blocks} --host 127.0.0.1 --port {port}".split()),
-        port=port,
-        ready_path="/health",
-        body={
-            "model": str(model),
-            "generation_config": json.dumps({"eos_token_id": -1, "pad_token_id": 0, "do_sample": False}),
-        },
-        version=version,
-        environment={"HF_HUB_OFFLINE": "1"},
-    )
-
-
 @contextmanager
-def running(server: Server, log: Path) -> Iterator[Running]:
-    """Start a server, wait until it is ready, and stop it with everything it started.
+def running(server: Server | Driver, log: Path) -> Iterator[Running]:
+    """Start an engine, wait until it can serve, and stop it with everything it started.
 
     Raises:
         RuntimeError: its port is taken, it ended, or it was not ready in time; the message names its log.
     """
-    if _answers(server):
+    if isinstance(server, Server) and _answers(server):
         raise RuntimeError(f"something answers on port {server.port} already; stop it, {server.name} is to run there")
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         begin = perf_counter()
+        driven = isinstance(server, Driver)
         process = subprocess.Popen(
             server.command,
-            stdout=output,
+            stdout=subprocess.PIPE if driven else output,
             stderr=output,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if driven else subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, **server.environment},
+            env={**os.environ, **(server.environment if isinstance(server, Server) else {})},
         )
         try:
-            _wait(server, process, log)
-            yield Running(server, process.pid, perf_counter() - begin)
+            if isinstance(server, Driver):
+                _read_line(process)
+                yield _RunningDriver(process, perf_counter() - begin)
+            else:
+                _wait(server, process, log)
+                yield _RunningServer(server, process.pid, perf_counter() - begin)
         finally:
             _stop(process)
+
+
+def _read_line(process: subprocess.Popen[bytes]) -> Any:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"{process.args!r} ended with exit code {process.wait()}; see its log")
+    return json.loads(line)
 
 
 def _wait(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -153,23 +209,10 @@ def _answers(server: Server) -> bool:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process, and then whatever it has left in its session."""
     process.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _environment(name: str, *packages: str) -> Path:
-    """A virtual environment with exactly these packages, made once."""
-    folder = CACHE / "bench" / name
-    stamp = folder / ".packages"
-    if stamp.exists() and stamp.read_text() == " ".join(packages):
-        return folder
-    print(f"installing {' '.join(packages)} …", file=sys.stderr, flush=True)
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    uv = Path(sys.executable).with_name("uv")
-    subprocess.run([str(uv), "pip", "install", "--python", str(folder / "bin" / "python"), *packages], check=True)
-    stamp.write_text(" ".join(packages))
-    return folder
+    process.wait()

@@ -56,13 +56,44 @@ def mixed(model: Path, count: int, *, seed: int = 0) -> Workload:
     return Workload(f"mixed-{count}", tuple(requests))
 
 
+def shared_prefix(model: Path, base: Workload, *, tokens: int = 768, seed: int = 1) -> Workload:
+    """The requests of `base` behind one prefix of `tokens` tokens that all of them share, as a system prompt is."""
+    rng = random.Random(seed)
+    prefix = _text(rng, Tokenizer.from_file(str(model / "tokenizer.json")), tokens)
+    requests = tuple(
+        Request(f"{prefix} {request.prompt}", tokens + request.prompt_tokens, request.max_tokens)
+        for request in base.requests
+    )
+    return Workload(f"{base.name}-behind-{tokens}", requests)
+
+
+def long_prompts(model: Path, count: int, *, low: int = 4000, high: int = 7000, output: int = 64) -> Workload:
+    """`count` requests with prompts of `low`..`high` tokens, spread evenly, and `output` tokens each."""
+    rng = random.Random(2)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    requests = []
+    for number in range(count):
+        prompt_tokens = low + (high - low) * number // max(1, count - 1)
+        requests.append(Request(_text(rng, tokenizer, prompt_tokens), prompt_tokens, output))
+    rng.shuffle(requests)
+    return Workload(f"long-{count}", tuple(requests))
+
+
+def alone(model: Path, count: int, *, prompt: int = 150, output: int = 128) -> Workload:
+    """`count` equally long requests, for one client."""
+    rng = random.Random(3)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    requests = (Request(_text(rng, tokenizer, prompt), prompt, output) for _ in range(count))
+    return Workload(f"alone-{count}", tuple(requests))
+
+
 def _length(rng: random.Random, *, median: float, spread: float, low: int, high: int) -> int:
     return max(low, min(high, round(median * rng.lognormvariate(0.0, spread))))
 
 
 def _text(rng: random.Random, tokenizer: Tokenizer, tokens: int) -> str:
     """Random words that encode to exactly `tokens` tokens."""
-    words: list[str] = []
+    words = [rng.choice(_WORDS) for _ in range(tokens * 2 // 3)]  # a word has one token and a half, or less
     while True:
         words.append(rng.choice(_WORDS))
         text = " ".join(words)

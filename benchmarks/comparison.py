@@ -1,0 +1,209 @@
+"""Ours beside its peers: same trace, same weights, same machine, in turns.
+
+    python -m benchmarks.comparison [--quick] [--rounds N] [--servers NAME,…] [--workloads A,B,…]
+
+A: 64 requests of mixed lengths, 16 clients in a closed loop. B: A behind a prefix of 768 tokens that all share.
+C: A's requests at Poisson arrivals, at one rate for all (0.7 of what vLLM does in A). D: prompts of 4,000 to 7,000
+tokens, 4 clients. E: one client. Ends of sequence are ignored everywhere. Every round starts each server anew and warms
+it with a few requests. Peers are installed on first use. Needs the demo model (`make model`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import StatisticsError
+from time import perf_counter, process_time
+
+from benchmarks import results, workloads
+from benchmarks.environments import CACHE, PEERS, say
+from benchmarks.load import Figures, poisson, summarise
+from benchmarks.machine import OthersMeter, rss_bytes, tree
+from benchmarks.peers.huggingface import transformers_serve
+from benchmarks.peers.llamacpp import llama_server
+from benchmarks.peers.openvino import openvino
+from benchmarks.peers.vllm import vllm
+from benchmarks.servers import Driver, Running, Server, paceline, running
+
+STORE = Path(os.environ.get("PACELINE_MODEL_STORE", CACHE / "models"))
+MODEL = STORE / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
+_COMMON_LOAD = 0.7
+_QUICK = ("paceline float32", "paceline int8", "transformers serve")
+Start = Callable[[Path], Server | Driver]
+SERVERS: Mapping[str, Start] = {
+    "paceline float32": lambda folder: paceline(MODEL, folder, port=18001, dtype="float32"),
+    "paceline bfloat16": lambda folder: paceline(MODEL, folder, port=18002, dtype="bfloat16"),
+    "paceline int8": lambda folder: paceline(MODEL, folder, port=18003, dtype="bfloat16", quantization="int8"),
+    "vLLM bf16": lambda _: vllm(MODEL, port=18004),
+    "OpenVINO int8": lambda _: openvino(MODEL, weights="int8"),
+    "OpenVINO bf16": lambda _: openvino(MODEL, weights="fp16"),
+    "OpenVINO f32": lambda _: openvino(MODEL, weights="fp16", precision="f32"),
+    "llama.cpp Q4_0": lambda _: llama_server(MODEL, port=18005, precision="Q4_0"),
+    "llama.cpp BF16": lambda _: llama_server(MODEL, port=18006, precision="BF16"),
+    "transformers serve": lambda _: transformers_serve(MODEL, port=18007),
+}
+
+
+def main() -> None:
+    """Run, write benchmarks/results/peers.json after every round, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one round of A, ours and transformers serve")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--servers", default=",".join(SERVERS), help="comma-separated; default: all")
+    parser.add_argument("--workloads", default="A,B,C,D,E", help="comma-separated; default: all")
+    options = parser.parse_args()
+    names = _QUICK if options.quick else options.servers.split(",")
+    letters = ("A",) if options.quick else options.workloads.split(",")
+    unknown = [name for name in names if name not in SERVERS]
+    if unknown:
+        parser.error(f"no such server: {', '.join(unknown)}; there are {', '.join(SERVERS)}")
+    plan = _workloads(letters)
+    name = "quick" if options.quick else "peers"
+    runs: list[results.Run] = []
+    for number in range(1 if options.quick else options.rounds):
+        runs += _round(names, plan, number, runs)
+        path = results.write(name, {letter: _describe(one) for letter, one in plan.items()}, runs, ratios(runs))
+    print(results.table(runs), f"\nwritten to {path}", sep="\n")
+
+
+def _workloads(letters: Sequence[str]) -> dict[str, workloads.Workload]:
+    mixed = workloads.mixed(MODEL, 64)
+    makers: Mapping[str, Callable[[], workloads.Workload]] = {
+        "A": lambda: mixed,
+        "B": partial(workloads.shared_prefix, MODEL, mixed),
+        "C": lambda: mixed,
+        "D": partial(workloads.long_prompts, MODEL, 8),
+        "E": partial(workloads.alone, MODEL, 4),
+    }
+    return {letter: makers[letter]() for letter in letters}
+
+
+def _round(
+    names: Sequence[str], plan: Mapping[str, workloads.Workload], number: int, before: Sequence[results.Run]
+) -> list[results.Run]:
+    runs: list[results.Run] = []
+    order = sorted(names, key=lambda name: name != "vLLM bf16")  # the common rate comes from it
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in order:
+            server = SERVERS[name](Path(scratch))
+            log = PEERS / "logs" / f"{name.replace(' ', '-')}.log"
+            try:
+                with running(server, log) as up:
+                    up.closed(next(iter(plan.values())).requests[:2], 2)  # warm-up, not counted
+                    for letter, workload in plan.items():
+                        rate = _common_rate([*before, *runs]) if letter == "C" else None
+                        runs.append(_measure(up, server, letter, workload, number, rate))
+                        say(_line(runs[-1]))
+            except RuntimeError as error:
+                say(f"round {number} {name}: {error}")
+    return runs
+
+
+def _measure(
+    up: Running, server: Server | Driver, letter: str, workload: workloads.Workload, number: int, rate: float | None
+) -> results.Run:
+    meter, begin, used = OthersMeter([os.getpid()]), perf_counter(), process_time()  # the server is our child
+    figures = _run(up, letter, workload, rate)
+    client = (process_time() - used) / (perf_counter() - begin)
+    return results.Run(
+        server=server.name,
+        version=server.version,
+        workload=letter,
+        round=number,
+        figures=figures,
+        start_seconds=up.start_seconds,
+        rss_mib=rss_bytes(tree(up.pid)) / 2**20,
+        others_cores=meter.read(),
+        client_cores=client,
+    )
+
+
+def _run(up: Running, letter: str, workload: workloads.Workload, rate: float | None) -> Figures:
+    if rate is not None:
+        return summarise(up.open(workload.requests, poisson(rate, len(workload.requests))), rate=rate)
+    clients = {"D": 4, "E": 1}.get(letter, 16)
+    return summarise(up.closed(workload.requests, clients), clients=clients)
+
+
+def _common_rate(runs: Sequence[results.Run]) -> float:
+    """Requests per second that every engine gets in C.
+
+    Raises:
+        RuntimeError: vLLM has no run of A to take it from.
+    """
+    done = [run.figures for run in runs if run.server == "vLLM bf16" and run.workload == "A"]
+    if not done:
+        raise RuntimeError("C needs vLLM bf16 and A: its rate is a share of what vLLM does there")
+    return _COMMON_LOAD * done[0].requests / done[0].seconds
+
+
+def _line(run: results.Run) -> str:
+    figures = run.figures
+    return (
+        f"round {run.round} {run.workload} {run.server:20} {figures.output_tokens_per_second:7.1f} tok/s, "
+        f"TTFT {figures.ttft_p50:.2f} / {figures.ttft_p99:.2f} s, ITL p99 {figures.itl_p99 * 1e3:.0f} ms, "
+        f"errors {figures.errors}, start {run.start_seconds:.1f} s, RSS {run.rss_mib:.0f} MiB, "
+        f"others {run.others_cores:.2f}, clients {run.client_cores:.2f} cores"
+    )
+
+
+def ratios(runs: Sequence[results.Run]) -> dict[str, float]:
+    """The named numbers: above 1 is in our favour for throughputs; times and sizes are ours over theirs."""
+    floats, quantized = ("paceline float32", "paceline bfloat16"), ("paceline int8",)
+    ours = (*floats, *quantized)
+    peers = tuple(name for name in SERVERS if name not in ours)
+    openvino_floats, llama = ("OpenVINO bf16", "OpenVINO f32"), ("llama.cpp Q4_0", "llama.cpp BF16")
+    rate, start = "output_tokens_per_second", "start_seconds"
+    found = {
+        "A_float_over_best_float": _over(runs, "A", rate, floats, ("vLLM bf16", *openvino_floats)),
+        "A_int8_over_openvino": _over(runs, "A", rate, quantized, ("OpenVINO int8",)),
+        "A_over_llamacpp": _over(runs, "A", rate, ours, llama),
+        "A_over_transformers": _over(runs, "A", rate, ours, ("transformers serve",)),
+        "B_over_best": _over(runs, "B", rate, ours, peers),
+        "C_ttft_p99_over_vllm": _over(runs, "C", "ttft_p99", floats, ("vLLM bf16",), best=min),
+        "C_itl_p99_over_vllm": _over(runs, "C", "itl_p99", floats, ("vLLM bf16",), best=min),
+        "D_over_best": _over(runs, "D", rate, ours, peers),
+        "E_int8_over_llamacpp": _over(runs, "E", rate, quantized, ("llama.cpp Q4_0",)),
+        "start_over_vllm": _over(runs, "A", start, floats, ("vLLM bf16",), best=min),
+        "rss_over_vllm": _over(runs, "A", "rss_mib", floats, ("vLLM bf16",), best=min),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _over(
+    runs: Sequence[results.Run],
+    workload: str,
+    figure: str,
+    ours: Sequence[str],
+    peers: Sequence[str],
+    *,
+    best: Callable[[list[float]], float] = max,
+) -> float | None:
+    """Our best over the peers' best; None where one side has no run."""
+    mine, theirs = ([_median(runs, name, workload, figure) for name in names] for names in (ours, peers))
+    mine_there, theirs_there = ([value for value in side if value is not None] for side in (mine, theirs))
+    return best(mine_there) / best(theirs_there) if mine_there and theirs_there else None
+
+
+def _median(runs: Sequence[results.Run], server: str, workload: str, figure: str) -> float | None:
+    try:
+        return results.median_of(runs, server, workload, figure)
+    except StatisticsError:
+        return None
+
+
+def _describe(workload: workloads.Workload) -> dict[str, object]:
+    return {
+        "name": workload.name,
+        "model": MODEL.name,
+        "prompt_tokens": [request.prompt_tokens for request in workload.requests],
+        "max_tokens": [request.max_tokens for request in workload.requests],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The comparison with peers: what its figures, ratios and table are made of."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import results
+from benchmarks.comparison import ratios
+from benchmarks.load import Record, poisson, summarise
+from benchmarks.results import Run, table
+
+
+def record(sent, arrivals, tokens=None, error=None):
+    return Record(
+        sent, len(arrivals) if tokens is None else tokens, arrivals, arrivals[-1] if arrivals else sent, error
+    )
+
+
+def run(server, workload="A", rate=100.0, others=0.0, start=1.0, number=0):
+    figures = replace(summarise([record(0.0, [0.5, 1.0])], clients=16), output_tokens_per_second=rate)
+    return Run(server, "1", workload, number, figures, start, 100.0, others, 0.1)
+
+
+def test_a_runs_rate_counts_from_the_first_request_to_the_last_end():
+    figures = summarise([record(10.0, [11.0, 12.0]), record(11.0, [12.0, 13.0, 14.0])], clients=2)
+    assert figures.output_tokens_per_second == pytest.approx(5 / 4)
+    assert (figures.ttft_p50, figures.itl_p50) == (1.0, 1.0)
+
+
+def test_a_failed_request_counts_as_an_error_and_in_nothing_else():
+    figures = summarise([record(0.0, [1.0, 2.0]), record(0.0, [9.0], error="reset")], clients=2)
+    assert (figures.requests, figures.errors, figures.output_tokens) == (2, 1, 2)
+    assert figures.ttft_p99 == 1.0
+
+
+def test_poisson_arrivals_are_seeded_and_have_the_rate_asked_for():
+    times = poisson(4.0, 4000)
+    assert times == poisson(4.0, 4000) == sorted(times)
+    assert times[-1] == pytest.approx(1000, rel=0.1)
+
+
+def test_a_noisy_run_counts_only_where_no_quiet_one_is():
+    noisy, quiet = run("x", rate=50.0, others=0.5), run("x", rate=100.0)
+    assert results.median_of([noisy, quiet], "x", "A", "output_tokens_per_second") == 100.0
+    assert results.median_of([noisy], "x", "A", "output_tokens_per_second") == 50.0
+
+
+def test_ratios_set_our_best_against_the_best_peer_and_leave_out_what_was_not_run():
+    runs = [run("paceline float32", rate=120.0), run("paceline int8", rate=300.0, start=3.0)]
+    runs += [run("vLLM bf16", rate=80.0, start=60.0), run("OpenVINO f32", rate=100.0)]
+    found = ratios(runs)
+    assert found["A_float_over_best_float"] == pytest.approx(1.2)
+    assert found["start_over_vllm"] == pytest.approx(1 / 60)
+    assert "A_int8_over_openvino" not in found
+    assert "B_over_best" not in found
+
+
+def test_the_table_says_which_rows_were_noisy():
+    text = table([run("x", others=0.5), run("y")])
+    assert "| A | x (noisy) |" in text
+    assert "| A | y |" in text
