@@ -134,6 +134,20 @@ def test_another_salt_finds_nothing_in_the_prefix_cache():
     assert runner.batches[0].slices[0].start == 0
 
 
+def test_nobody_waits_for_a_prefix_that_is_computed_under_another_salt():
+    """Waiting would tell that somebody else has just sent the same prompt, and it would be for nothing."""
+    core, runner = make_core(batch=4, budget=8)
+    prompt = list(range(1, 30))
+    core.submit(request("first", prompt, cache_salt="tenant a"))
+    core.step()
+    core.submit(request("second", prompt, cache_salt="tenant b"))
+    core.step()
+    assert [piece.start for piece in runner.batches[-1].slices] == [8, 0]
+    tokens, _ = run(core)
+    assert tokens["second"] == expected_tokens(prompt, 5)
+    assert core.stats().prefix_hit_tokens == 0
+
+
 def test_a_pool_of_a_quarter_of_the_demand_finishes_everything_unchanged():
     core, _ = make_core(batch=6, budget=16, num_blocks=12, block_size=4)
     prompts = {f"r{index}": [index + 1] * 8 for index in range(6)}
