@@ -73,7 +73,7 @@ class EngineSpec(_Section):
     gpu_memory_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     cpu_memory_gb: Annotated[float, Field(gt=0)] | None = None  # gigabytes
     block_size_tokens: Count | None = None  # tokens
-    swap_space_gb: Literal[0] | None = None  # gigabytes
+    swap_space_gb: Annotated[float, Field(ge=0)] | None = None  # gigabytes
     prefix_caching: bool | None = None
     worker_threads: Count | None = None
     max_body_bytes: Count | None = None  # bytes

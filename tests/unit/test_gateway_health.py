@@ -85,7 +85,9 @@ def test_a_machine_on_which_honest_steps_are_slow_has_longer_to_make_one(warmup:
 
 
 async def test_the_engines_numbers_are_there_under_both_names(folder: Path) -> None:
-    stats = EngineStats(waiting=3, running=2, kv_usage=0.5, preemptions=7, stage_seconds={"execute": 1.5})
+    stats = EngineStats(
+        waiting=3, running=2, kv_usage=0.5, preemptions=7, swapped_out_blocks=5, stage_seconds={"execute": 1.5}
+    )
     async with served(FakeEngine(folder, stats=stats, restarts=1)) as server:
         response = await server.client.get("/metrics")
         assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
@@ -95,6 +97,8 @@ async def test_the_engines_numbers_are_there_under_both_names(folder: Path) -> N
         "paceline_requests_running": 2,
         "paceline_kv_cache_usage_ratio": 0.5,
         "paceline_preemptions_total": 7,
+        'paceline_swapped_blocks_total{direction="out"}': 5,
+        'paceline_swapped_bytes_total{direction="in"}': 0,
         "paceline_engine_restarts_total": 1,
         "paceline_ready": 1,
         'paceline_startup_seconds{phase="load_weights"}': 1.0,

@@ -148,7 +148,12 @@ class KVCacheConfig(Group):
     )
     cpu_memory_gb: float = Field(1.0, gt=0, description="KV cache on a CPU, in GiB.")
     block_size_tokens: Positive = Field(16, description="Tokens in a block.")
-    swap_space_gb: Literal[0] = Field(0, description="Only 0 is supported.")
+    swap_space_gb: float = Field(
+        0.0,
+        ge=0,
+        description="Host memory for the KV of preempted requests, in GiB; they are swapped where that is cheaper than "
+        "computing them again. 0 always computes again.",
+    )
     prefix_caching: bool = Field(True, description="Keep the blocks of finished sequences for prompts that share them.")
 
 

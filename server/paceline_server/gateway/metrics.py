@@ -130,6 +130,7 @@ class _EngineNumbers(Collector):
         yield startup
         yield from _gauges(self._engine.stats)
         yield from _counters(self._engine.stats)
+        yield from _swaps(self._engine)
         yield CounterMetricFamily(
             "paceline_engine_restarts", "Times that a lost engine was started again", value=self._engine.restarts
         )
@@ -162,6 +163,18 @@ def _counters(stats: EngineStats) -> Iterable[Metric]:
     for stage, seconds in stats.stage_seconds.items():
         stages.add_metric([stage], seconds)
     yield stages
+
+
+def _swaps(engine: Engine) -> Iterable[Metric]:
+    stats, block_bytes = engine.stats, engine.info.block_bytes if engine.info else 0
+    blocks = CounterMetricFamily(
+        "paceline_swapped_blocks", "KV blocks copied to host memory by preemptions, and back", labels=["direction"]
+    )
+    volume = CounterMetricFamily("paceline_swapped_bytes", "Bytes of these blocks", labels=["direction"])
+    for direction, count in (("out", stats.swapped_out_blocks), ("in", stats.swapped_in_blocks)):
+        blocks.add_metric([direction], count)
+        volume.add_metric([direction], count * block_bytes)
+    yield from (blocks, volume)
 
 
 class _Aliases(Collector):

@@ -28,8 +28,11 @@ log = logging.getLogger("paceline.model")
 class Backend(Protocol):
     """A loaded model without a KV cache."""
 
-    def on_cache(self, geometry: KVGeometry, num_blocks: int) -> StepModel:
+    def on_cache(self, geometry: KVGeometry, num_blocks: int, host_bytes: int = 0) -> StepModel:
         """Allocate a KV cache and join it to the model.
+
+        Args:
+            host_bytes: of host memory for slots that blocks can be moved to.
 
         Raises:
             OutOfMemory: the device has less than it said.
@@ -54,14 +57,15 @@ class ReferenceBackend:
         self._device = device
         self._windows = layer_windows(model.config.to_dict())
 
-    def on_cache(self, geometry: KVGeometry, num_blocks: int) -> StepModel:
+    def on_cache(self, geometry: KVGeometry, num_blocks: int, host_bytes: int = 0) -> StepModel:
         """Allocate a KV cache and attach it to the attention modules."""
         try:
-            attention = ReferenceAttention(KVCache(geometry, num_blocks, self._device))
+            cache = KVCache(geometry, num_blocks, self._device, host_bytes)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(f"the KV cache of {num_blocks} blocks could not be allocated: {error}") from None
+        attention = ReferenceAttention(cache)
         attach(self._model.decoder, attention, self._windows)
-        return TransformersModel(self._model, attention, self._device)
+        return TransformersModel(self._model, attention, cache, self._device)
 
     def release_cache(self) -> None:
         """Detach it."""
@@ -83,9 +87,9 @@ class CpuBackend:
         # What torch still does in a step is small; its threads would only stand in the kernels' way.
         torch.set_num_threads(1)
 
-    def on_cache(self, geometry: KVGeometry, num_blocks: int) -> StepModel:
+    def on_cache(self, geometry: KVGeometry, num_blocks: int, host_bytes: int = 0) -> StepModel:
         """Allocate a KV cache in the kernels' layout."""
-        return FusedModel(self._decoder, CpuAttention(geometry, num_blocks, self._pool))
+        return FusedModel(self._decoder, CpuAttention(geometry, num_blocks, self._pool, host_bytes))
 
     def release_cache(self) -> None:
         """Nothing holds on to it but the model that `on_cache` returned."""

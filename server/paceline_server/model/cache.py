@@ -1,12 +1,15 @@
-"""The memory of the KV cache: how many blocks fit, and the tensors themselves. Called by `runner.load`."""
+"""The memory of the KV cache: how many blocks fit, and the tensors themselves. Called by `startup.load`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from paceline_server.engine.batch import BlockCopy, CopyKind
 from paceline_server.errors import OutOfMemory
 
 GIB = 1 << 30
@@ -35,14 +38,37 @@ class KVGeometry:
         return 2 * self.layers * self.block_size * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
+class BlockStorage(Protocol):
+    """Blocks of the device, and slots of host memory of the same size. Each attention back end has its own layout."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in this layout."""
+        ...
+
+    @property
+    def host(self) -> Tensor:
+        """The slots, [slots, block_bytes] uint8."""
+        ...
+
+    def move(self, copies: Iterable[BlockCopy]) -> None:
+        """Copy blocks, one after the other, before anything that is computed later."""
+        ...
+
+
 class KVCache:
-    """Keys and values of all layers: [layers, blocks, block_size, 2, K, D].
+    """Keys and values of all layers: [layers, blocks, block_size, 2, K, D]. Implements `BlockStorage`.
 
     One token's keys and values of a layer lie side by side, so that a token is written and a block is gathered by one
-    copy each.
+    copy each. A slot of host memory holds [layers, block_size, 2, K, D]; beside a GPU it is pinned, so that copies go
+    by themselves in the order of the device's stream.
+
+    Args:
+        host_bytes: of host memory for slots; what does not make a whole one stays unused.
     """
 
-    def __init__(self, geometry: KVGeometry, num_blocks: int, device: torch.device) -> None:
+    def __init__(self, geometry: KVGeometry, num_blocks: int, device: torch.device, host_bytes: int = 0) -> None:
+        self.block_bytes = geometry.block_bytes
         self.kv_heads = geometry.kv_heads
         self.block_size = geometry.block_size
         self.block_elements = 2 * geometry.block_size * geometry.kv_heads * geometry.head_dim
@@ -50,6 +76,20 @@ class KVCache:
         # Zeros, not garbage: a padded gather reads slots that were never written, and 0 * NaN is NaN. Writing the
         # zeros also claims the memory now, when its lack is a refusal with a name, not a kill in mid-stream.
         self.layers = torch.zeros(shape, dtype=geometry.dtype, device=device)
+        slots = (host_bytes // geometry.block_bytes, geometry.layers, *shape[2:])
+        self._slots = torch.zeros(slots, dtype=geometry.dtype, pin_memory=device.type == "cuda")
+
+    @property
+    def host(self) -> Tensor:
+        """The slots, [slots, block_bytes] uint8."""
+        return self._slots.view(torch.uint8).view(len(self._slots), self.block_bytes)
+
+    def move(self, copies: Iterable[BlockCopy]) -> None:
+        """Copy blocks, one after the other."""
+        for copy in copies:
+            source = self._slots[copy.source] if copy.kind is CopyKind.IN else self.layers[:, copy.source]
+            target = self._slots[copy.target] if copy.kind is CopyKind.OUT else self.layers[:, copy.target]
+            target.copy_(source, non_blocking=True)
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store T tokens: slots [T], key and value [T, K, D]."""
@@ -110,3 +150,22 @@ def blocks_for_gpu(geometry: KVGeometry, fraction: float, total: int, used: int,
             f"{activations / GIB:.1f}; raise the fraction, lower batching.max_tokens_in_batch or take a larger GPU"
         )
     return left // geometry.block_bytes
+
+
+def host_bytes_for(swap_space_gb: float, available: int) -> int:
+    """Bytes of host memory that slots may take.
+
+    Args:
+        swap_space_gb: kv_cache.swap_space_gb, in GiB.
+        available: bytes that this machine can still give.
+
+    Raises:
+        OutOfMemory: the machine has less than that.
+    """
+    wanted = int(swap_space_gb * GIB)
+    if wanted > max(available, 0):
+        raise OutOfMemory(
+            f"{wanted / GIB:.2f} GiB of host memory are to hold KV blocks (kv_cache.swap_space_gb), but only "
+            f"{max(available, 0) / GIB:.2f} GiB are free; give less, or raise the memory limit"
+        )
+    return wanted

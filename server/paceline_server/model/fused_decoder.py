@@ -132,6 +132,7 @@ class FusedModel:
     """A fused decoder on its cache. See `runner.StepModel`."""
 
     def __init__(self, decoder: FusedDecoder, attention: CpuAttention) -> None:
+        self.storage = attention
         self._decoder = decoder
         self._attention = attention
 

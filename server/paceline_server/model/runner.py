@@ -5,21 +5,31 @@
 
 from __future__ import annotations
 
+from statistics import median
+from time import perf_counter
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from paceline_server.engine.batch import SamplingParams, SequenceSlice, StepBatch
+from paceline_server.engine.batch import BlockCopy, CopyKind, SamplingParams, SequenceSlice, StepBatch
 from paceline_server.errors import EngineFailed
 from paceline_server.model.attention.interface import PagedAttention
+from paceline_server.model.cache import BlockStorage
 from paceline_server.model.loader import CausalModel
 from paceline_server.model.packing import PackedBatch, pack, pack_sampling
 from paceline_server.model.sampler import sample
 
+_TIMED_COPIES = 9
+
 
 class StepModel(Protocol):
     """A model together with its KV cache."""
+
+    @property
+    def storage(self) -> BlockStorage:
+        """The cache's blocks."""
+        ...
 
     def logits(self, batch: PackedBatch) -> Tensor:
         """Write the KV of all T tokens; [R, vocabulary] float32 logits of the R rows that are sampled."""
@@ -31,11 +41,15 @@ class TransformersModel:
 
     Args:
         model: loaded, with `attention` attached to its layers.
-        attention: owns the KV cache.
-        device: where both are.
+        attention: over the KV cache.
+        storage: that cache's blocks.
+        device: where all are.
     """
 
-    def __init__(self, model: CausalModel, attention: PagedAttention, device: torch.device) -> None:
+    def __init__(
+        self, model: CausalModel, attention: PagedAttention, storage: BlockStorage, device: torch.device
+    ) -> None:
+        self.storage = storage
         self._model = model
         self._attention = attention
         self._device = device
@@ -63,7 +77,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> list[int | None]:
-        """Write the KV of every token of the batch, and draw a token for each slice that is sampled."""
+        """Move blocks, write the KV of every token of the batch, and draw a token for each slice that is sampled."""
+        self.model.storage.move(batch.copies)
         packed = pack(batch, self._block_size)
         tokens = sample(self.model.logits(packed), pack_sampling(batch))
         answer: list[int | None] = [None] * len(batch.slices)
@@ -89,6 +104,22 @@ class ModelRunner:
                 "or engine.dtype cannot hold the model's values (bfloat16 and float32 have the range)"
             )
         sample(logits, pack_sampling(batch))
+
+    @torch.inference_mode()
+    def copy_seconds(self) -> float:
+        """Time to copy one block to host memory or back, as measured now; 0 where there are no slots."""
+        storage = self.model.storage
+        if not len(storage.host):
+            return 0.0
+        there_and_back = [BlockCopy(CopyKind.OUT, 0, 0), BlockCopy(CopyKind.IN, 0, 0)]
+        times = []
+        for _ in range(_TIMED_COPIES):
+            begin = perf_counter()
+            storage.move(there_and_back)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times.append((perf_counter() - begin) / len(there_and_back))
+        return median(times)
 
 
 def largest_batches(

@@ -12,7 +12,7 @@ from paceline_server.engine.interface import ModelInfo
 from paceline_server.engine.loop import Loaded
 from paceline_server.errors import OutOfMemory
 from paceline_server.model.backend import Backend, CpuBackend, ReferenceBackend, choose_backend
-from paceline_server.model.cache import KVGeometry, blocks_for_cpu, blocks_for_gpu
+from paceline_server.model.cache import KVGeometry, blocks_for_cpu, blocks_for_gpu, host_bytes_for
 from paceline_server.model.loader import CausalModel, eos_token_ids, load_model, read_config
 from paceline_server.model.machine import available_memory, choose_device, choose_dtype, cores_given
 from paceline_server.model.phases import OnPhase, find_model, phase
@@ -50,9 +50,10 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
     setup = _Setup(backend, _geometry(model_config, config.kv_cache, dtype), device, longest, config.batching)
     with phase("allocate_kv_cache", on_phase):
         num_blocks = setup.count_blocks(config.kv_cache)
-        runner = setup.runner(num_blocks)
+        runner = setup.runner(num_blocks, config.kv_cache)
     with phase("warmup", on_phase):
         setup.warm_up(runner, num_blocks)
+        copy_seconds = runner.copy_seconds()
     info = ModelInfo(
         folder=str(folder),
         max_model_len=longest,
@@ -63,6 +64,9 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
         dtype=str(dtype).removeprefix("torch."),
         device=device.type,
         attention_backend=backend_name,
+        block_bytes=runner.model.storage.block_bytes,
+        swap_slots=len(runner.model.storage.host),
+        block_copy_seconds=copy_seconds,
     )
     log.info("loaded %s", info)
     return Loaded(runner, info)
@@ -97,13 +101,21 @@ class _Setup:
         free, total = torch.cuda.mem_get_info(self._device)
         return blocks_for_gpu(self._geometry, config.gpu_memory_fraction, total, total - free, activations)
 
-    def runner(self, num_blocks: int) -> ModelRunner:
+    def runner(self, num_blocks: int, config: KVCacheConfig | None = None) -> ModelRunner:
         """Allocate the KV cache and join it to the model.
 
+        Args:
+            config: says how much host memory goes with it; None is none.
+
         Raises:
-            OutOfMemory: the device has less than it said.
+            OutOfMemory: device or machine have less than they said.
         """
-        return ModelRunner(self._backend.on_cache(self._geometry, num_blocks), self._geometry.block_size)
+        host_bytes = 0
+        if config is not None:
+            beside = num_blocks * self._geometry.block_bytes if self._device.type == "cpu" else 0
+            host_bytes = host_bytes_for(config.swap_space_gb, available_memory() - _STEP_BYTES - beside)
+        model = self._backend.on_cache(self._geometry, num_blocks, host_bytes)
+        return ModelRunner(model, self._geometry.block_size)
 
     def warm_up(self, runner: ModelRunner, num_blocks: int) -> None:
         """Run the largest prefill and the largest decode.

@@ -6,9 +6,12 @@ layers run in torch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
+from paceline_server.engine.batch import BlockCopy, CopyKind
 from paceline_server.model.attention.interface import ScoreRule
 from paceline_server.model.cache import KVGeometry
 from paceline_server.model.native import CacheShape, StepShape, ThreadPool, address
@@ -16,18 +19,19 @@ from paceline_server.model.packing import PackedBatch
 
 
 class CpuAttention:
-    """See `interface.PagedAttention`.
+    """See `interface.PagedAttention` and `cache.BlockStorage`.
 
     Args:
         geometry: of the cache, float32 or bfloat16.
         num_blocks: in the cache.
         pool: computes.
+        host_bytes: of host memory for slots.
 
     Raises:
         OutOfMemory: the cache does not fit.
     """
 
-    def __init__(self, geometry: KVGeometry, num_blocks: int, pool: ThreadPool) -> None:
+    def __init__(self, geometry: KVGeometry, num_blocks: int, pool: ThreadPool, host_bytes: int = 0) -> None:
         self._pool = pool
         shape = CacheShape(
             layers=geometry.layers,
@@ -38,9 +42,22 @@ class CpuAttention:
             bfloat16=int(geometry.dtype == torch.bfloat16),
         )
         self.handle = pool.library.make("attention", pool.handle.address, shape)
+        self.block_bytes = int(pool.library.call("attention_block_bytes", self.handle.address))
+        self.host = torch.zeros(host_bytes // self.block_bytes, self.block_bytes, dtype=torch.uint8)
         self.step = StepShape()
         self._batch: PackedBatch | None = None  # keeps alive what `step` points at
         self._planned_heads = 0
+
+    def move(self, copies: Iterable[BlockCopy]) -> None:
+        """Copy blocks, one after the other."""
+        library, cache, slots = self._pool.library, self.handle.address, self.host.data_ptr()
+        for copy in copies:
+            if copy.kind is CopyKind.WITHIN:
+                library.call("attention_copy_block", cache, copy.source, copy.target)
+            elif copy.kind is CopyKind.OUT:
+                library.call("attention_save_block", cache, copy.source, slots + copy.target * self.block_bytes)
+            else:
+                library.call("attention_load_block", cache, slots + copy.source * self.block_bytes, copy.target)
 
     def plan(self, batch: PackedBatch) -> None:
         """Take note of the step; its tasks depend on the number of heads, which `forward` knows."""

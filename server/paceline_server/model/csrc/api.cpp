@@ -47,6 +47,20 @@ void paceline_attention_plan(Attention* attention, const StepShape* step, int he
   attention->plan(*step, heads);
 }
 
+int64_t paceline_attention_block_bytes(Attention* attention) {
+  return static_cast<int64_t>(attention->cache().block_bytes());
+}
+void paceline_attention_copy_block(Attention* attention, int64_t source, int64_t target) {
+  attention->cache().copy_block(source, target);
+}
+// host: block_bytes of memory.
+void paceline_attention_save_block(Attention* attention, int64_t block, char* host) {
+  attention->cache().save_block(block, host);
+}
+void paceline_attention_load_block(Attention* attention, const char* host, int64_t block) {
+  attention->cache().load_block(host, block);
+}
+
 // key and value: [T, kv_heads, head_dim], contiguous.
 void paceline_attention_write(Attention* attention, const StepShape* step, int layer, const float* key,
                               const float* value) {

@@ -52,6 +52,26 @@ class Cache {
   // [value_rows, value_columns]
   int32_t* values(int layer, int64_t block, int head) const { return keys(layer, block, head) + key_words_; }
 
+  // A block as a whole: each layer's part of it is contiguous.
+  size_t layer_bytes() const { return sizeof(int32_t) * static_cast<size_t>(shape_.kv_heads * head_words_); }
+  size_t block_bytes() const { return layer_bytes() * static_cast<size_t>(shape_.layers); }
+  void copy_block(int64_t source, int64_t target) const {
+    for (int layer = 0; layer < shape_.layers; ++layer) {
+      std::memcpy(keys(layer, target, 0), keys(layer, source, 0), layer_bytes());
+    }
+  }
+  // host: block_bytes() of memory outside the cache
+  void save_block(int64_t block, char* host) const {
+    for (int layer = 0; layer < shape_.layers; ++layer) {
+      std::memcpy(host + layer * layer_bytes(), keys(layer, block, 0), layer_bytes());
+    }
+  }
+  void load_block(const char* host, int64_t block) const {
+    for (int layer = 0; layer < shape_.layers; ++layer) {
+      std::memcpy(keys(layer, block, 0), host + layer * layer_bytes(), layer_bytes());
+    }
+  }
+
   // Store a token's key and value of one head, [head_dim] each. slot: block * block_size + place in the block.
   void write(int layer, int64_t slot, int head, const float* key, const float* value) const {
     const int size = shape_.block_size, dim = shape_.head_dim;
