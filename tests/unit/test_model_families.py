@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline_server.engine.batch import SamplingParams, SequenceSlice, StepBatch
 from paceline_server.errors import ModelUnsupported
-from paceline_server.model.fused_decoder import FUSED_FAMILIES
+from paceline_server.model.fused_layers import FUSED_FAMILIES
 from paceline_server.model.startup import load
 from paceline_server.model.support import FAMILIES
 from paceline_server.model.testing import save_tiny_model, tiny_config
@@ -89,11 +89,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-FUSED = [
-    variant
-    for variant, (family, settings) in VARIANTS.items()
-    if family in FUSED_FAMILIES and not settings.get("sliding_window")
-]
+FUSED = [variant for variant, (family, _) in VARIANTS.items() if family in FUSED_FAMILIES]
 
 CUTS = ([10, 17, 22, 23], [1, 2, 30], [5, 6, 7, 8])
 """Where each sequence's slices end, step by step; the last entry is the sequence's length."""

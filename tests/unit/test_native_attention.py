@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from paceline_server.engine.batch import SequenceSlice, StepBatch
 from paceline_server.model.attention.cpu import CpuAttention
@@ -36,20 +35,23 @@ class Case:
     lengths: list[int]
     cuts: list[list[int]]
     seed: int
+    rule: ScoreRule
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     kv_heads = draw(st.integers(1, 3))
+    head_dim = draw(st.sampled_from([4, 7, 20, 64, 80]))
     lengths = draw(st.lists(st.integers(1, 100), min_size=1, max_size=4))
     return Case(
         heads=kv_heads * draw(st.sampled_from([1, 2, 3, 4, 7, 16])),
         kv_heads=kv_heads,
-        head_dim=draw(st.sampled_from([4, 7, 20, 64, 80])),
+        head_dim=head_dim,
         block_size=draw(st.sampled_from([1, 3, 4, 16, 24, 32, 128])),
         lengths=lengths,
         cuts=[sorted(draw(st.sets(st.integers(1, length), max_size=5)) | {length}) for length in lengths],
         seed=draw(st.integers(0, 2**31)),
+        rule=ScoreRule(head_dim**-0.5, draw(st.none() | st.integers(1, 110)), draw(st.sampled_from([None, 0.7, 30.0]))),
     )
 
 
@@ -87,16 +89,12 @@ def largest_difference(case: Case, dtype: torch.dtype, pool: ThreadPool) -> floa
         for layer in range(LAYERS):
             query = torch.randn(batch.num_tokens, case.heads, case.head_dim)
             key, value = torch.randn(2, batch.num_tokens, case.kv_heads, case.head_dim)
-            result = attend(native, layer, query.to(dtype), key.to(dtype), value.to(dtype))
-            expected = attend(reference, layer, query, key, value)
+            result = native.forward(layer, query.to(dtype), key.to(dtype), value.to(dtype), case.rule)
+            expected = reference.forward(layer, query, key, value, case.rule)
             assert result.dtype == dtype
             assert result.is_contiguous()
             worst = max(worst, float((result.float() - expected).abs().max()))
     return worst
-
-
-def attend(backend: CpuAttention | ReferenceAttention, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return backend.forward(layer, query, key, value, ScoreRule(query.shape[-1] ** -0.5))
 
 
 @given(case=cases())
@@ -112,13 +110,26 @@ def test_bfloat16_stays_within_its_precision(case: Case, pool: ThreadPool) -> No
 
 
 @pytest.mark.parametrize("length", [255, 256, 1025, 2500])
-@pytest.mark.parametrize("block_size", [5, 16])
+@pytest.mark.parametrize(("block_size", "window"), [(5, None), (16, None), (16, 700), (32, 33)])
 def test_long_sequences_that_are_cut_between_threads_equal_the_reference(
-    length: int, block_size: int, pool: ThreadPool
+    length: int, block_size: int, window: int | None, pool: ThreadPool
 ) -> None:
-    cuts = [[length - 2, length - 1, length]]
-    case = Case(6, 2, 16, block_size, lengths=[length], cuts=cuts, seed=length)
+    cuts, rule = [[length - 2, length - 1, length]], ScoreRule(0.25, window)
+    case = Case(6, 2, 16, block_size, lengths=[length], cuts=cuts, seed=length, rule=rule)
     assert largest_difference(case, torch.float32, pool) < 1e-5
+
+
+def test_layers_of_different_windows_share_a_step(pool: ThreadPool) -> None:
+    geometry = KVGeometry(LAYERS, 2, 16, 4, torch.float32)
+    native, reference = CpuAttention(geometry, 12, pool), ReferenceAttention(KVCache(geometry, 12, torch.device("cpu")))
+    batch = pack(StepBatch([SequenceSlice([0] * 40, 0, range(10), None), SequenceSlice([0], 0, [11], None)]), 4)
+    query, key, value = torch.randn(41, 4, 16), torch.randn(41, 2, 16), torch.randn(41, 2, 16)
+    for backend in (native, reference):
+        backend.plan(batch)
+    for layer, window in ((0, 5), (1, None), (0, 9)):
+        rule = ScoreRule(0.25, window)
+        expected = reference.forward(layer, query, key, value, rule)
+        torch.testing.assert_close(native.forward(layer, query, key, value, rule), expected, rtol=0, atol=1e-5)
 
 
 def test_a_cache_larger_than_memory_is_refused(pool: ThreadPool) -> None:

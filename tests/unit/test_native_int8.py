@@ -71,7 +71,7 @@ def test_rotated_values_come_out_of_the_output_projection_unchanged() -> None:
     assert (after["value"] - before["value"]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("family", ["llama", "olmo2", "phi3", "qwen2"])
+@pytest.mark.parametrize("family", ["gemma2", "llama", "olmo2", "phi3", "qwen2"])
 def test_int8_logits_stay_near_those_of_float32(family: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, family, sliding_window=None, initializer_range=0.1)
     batch = StepBatch([SequenceSlice(list(range(3, 43)), 0, range(10), SamplingParams())])

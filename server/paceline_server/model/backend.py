@@ -17,7 +17,8 @@ from paceline_server.model.attention.cpu import CpuAttention
 from paceline_server.model.attention.hook import attach
 from paceline_server.model.attention.reference import ReferenceAttention
 from paceline_server.model.cache import KVCache, KVGeometry
-from paceline_server.model.fused_decoder import FusedDecoder, FusedModel, obstacle_to_fusing
+from paceline_server.model.fused_decoder import FusedDecoder, FusedModel
+from paceline_server.model.fused_layers import obstacle_to_fusing
 from paceline_server.model.loader import CausalModel
 from paceline_server.model.runner import StepModel, TransformersModel
 from paceline_server.model.support import layer_windows

@@ -25,6 +25,10 @@ def _int32s(names: str) -> list[tuple[str, Any]]:
     return [(name, c_int32) for name in names.split()]
 
 
+def _floats(names: str) -> list[tuple[str, Any]]:
+    return [(name, c_float) for name in names.split()]
+
+
 class CacheShape(Structure):
     """csrc/cache.h."""
 
@@ -40,6 +44,12 @@ class StepShape(Structure):
     ]
 
 
+class ScoreRule(Structure):
+    """csrc/attention.h."""
+
+    _fields_ = [("scale", c_float), ("softcap", c_float), ("window", c_int32)]
+
+
 class Source(Structure):
     """csrc/matrix.h."""
 
@@ -50,9 +60,10 @@ class DecoderShape(Structure):
     """csrc/decoder.h."""
 
     _fields_ = [
-        *_int32s("hidden intermediate heads kv_heads head_dim rotary vocabulary norm_after norm_whole_rows"),
+        *_int32s("hidden intermediate heads kv_heads head_dim rotary vocabulary norm_whole_rows gelu"),
         *_int32s("weight_format head_format down_factor"),
-        *[(name, c_float) for name in "epsilon attention_scale embedding_scale residual_scale logits_scale".split()],
+        *_floats("epsilon attention_scale attention_softcap embedding_scale residual_scale"),
+        *_floats("logits_scale logits_softcap"),
     ]
 
 
@@ -60,11 +71,15 @@ class LayerSource(Structure):
     """csrc/decoder.h."""
 
     _fields_ = [
-        (name, Source)
-        for name in (
-            "attention_norm mlp_norm query key value output query_bias key_bias value_bias output_bias "
-            "query_norm key_norm gate up down gate_bias up_bias down_bias"
-        ).split()
+        *_int32s("window rotary_table"),
+        *[
+            (name, Source)
+            for name in (
+                "attention_norm attention_after_norm mlp_norm mlp_after_norm "
+                "query key value output query_bias key_bias value_bias output_bias "
+                "query_norm key_norm gate up down gate_bias up_bias down_bias"
+            ).split()
+        ],
     ]
 
 
@@ -91,7 +106,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "attention_load_block": (None, (c_void_p, c_void_p, c_int64)),
     "attention_plan": (None, (c_void_p, POINTER(StepShape), c_int)),
     "attention_write": (None, (c_void_p, POINTER(StepShape), c_int, c_void_p, c_void_p)),
-    "attention_forward": (None, (c_void_p, c_int, c_void_p, c_int, c_float, c_void_p)),
+    "attention_forward": (None, (c_void_p, c_int, c_void_p, c_int, POINTER(ScoreRule), c_void_p)),
     "decoder_new": (c_void_p, (c_void_p, POINTER(DecoderShape), *[POINTER(Source)] * 4)),
     "decoder_free": (None, (c_void_p,)),
     "decoder_add_layer": (c_void_p, (c_void_p, POINTER(LayerSource))),

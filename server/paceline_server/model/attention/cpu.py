@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline_server.engine.batch import BlockCopy, CopyKind
+from paceline_server.model import native
 from paceline_server.model.attention.interface import ScoreRule
 from paceline_server.model.cache import KVGeometry
 from paceline_server.model.native import CacheShape, StepShape, ThreadPool, address
@@ -84,7 +85,8 @@ class CpuAttention:
         library.call(
             "attention_write", self.handle.address, self.step, layer, floats[1].data_ptr(), floats[2].data_ptr()
         )
+        native_rule = native.ScoreRule(rule.scale, rule.softcap or 0.0, rule.window or 0)
         library.call(
-            "attention_forward", self.handle.address, layer, floats[0].data_ptr(), heads, rule.scale, output.data_ptr()
+            "attention_forward", self.handle.address, layer, floats[0].data_ptr(), heads, native_rule, output.data_ptr()
         )
         return output.to(query.dtype)

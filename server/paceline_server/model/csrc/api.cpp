@@ -12,6 +12,7 @@ using paceline::Decoder;
 using paceline::DecoderShape;
 using paceline::LayerSource;
 using paceline::Pool;
+using paceline::ScoreRule;
 using paceline::Source;
 using paceline::StepInput;
 using paceline::StepShape;
@@ -74,9 +75,9 @@ void paceline_attention_write(Attention* attention, const StepShape* step, int l
 }
 
 // query and out: [T, heads, head_dim], contiguous.
-void paceline_attention_forward(Attention* attention, int layer, const float* query, int heads, float scale,
+void paceline_attention_forward(Attention* attention, int layer, const float* query, int heads, const ScoreRule* rule,
                                 float* out) {
-  attention->forward(layer, query, ptrdiff_t(heads) * attention->cache().shape().head_dim, scale, out);
+  attention->forward(layer, query, ptrdiff_t(heads) * attention->cache().shape().head_dim, *rule, out);
 }
 
 Decoder* paceline_decoder_new(Pool* pool, const DecoderShape* shape, const Source* embedding,

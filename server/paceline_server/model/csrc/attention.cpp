@@ -83,15 +83,30 @@ struct RowState {
   Floats sum{};
 };
 
-// Turn a row's scores of a tile into powers of two relative to its maximum, of which the first `visible` count, in the
-// form in which they weigh the values. What the row has gathered so far is scaled when the maximum grows.
+// The columns [begin, end) of a tile that a row may see.
+struct Visible {
+  int begin, end;
+};
+
+Floats mask(Floats scores, Visible visible) {
+  const Ints number = lane_numbers();
+  scores = number < splat(visible.end) ? scores : splat(kMasked);
+  return number < splat(visible.begin) ? splat(kMasked) : scores;
+}
+
+// Turn a row's scores of a tile into powers of two relative to its maximum, in the form in which they weigh the values.
+// What the row has gathered so far is scaled when the maximum grows. softcap: in powers of two, or 0.
 template <class Format>
-void soften(const float* scores, int visible, RowState& state, float* gathered, int columns, int32_t* weights) {
+void soften(const float* scores, Visible visible, float softcap, RowState& state, float* gathered, int columns,
+            int32_t* weights) {
   Floats left = load(scores), right = load(scores + kLanes);
-  if (visible < kTileColumns) {
-    const Ints number = lane_numbers();
-    left = number < splat(visible) ? left : splat(kMasked);
-    right = number < splat(visible - kLanes) ? right : splat(kMasked);
+  if (softcap > 0.0f) {
+    left = splat(softcap) * tanh_of(left);
+    right = splat(softcap) * tanh_of(right);
+  }
+  if (visible.begin > 0 || visible.end < kTileColumns) {
+    left = mask(left, visible);
+    right = mask(right, {visible.begin - kLanes, visible.end - kLanes});
   }
   const Floats higher = left > right ? left : right;
   if (any_above(higher, state.maximum)) {
@@ -121,64 +136,79 @@ struct Workspace {
 void Attention::plan(const StepShape& step, int heads) {
   step_ = step;
   heads_ = heads;
-  tasks_.clear();
-  merges_.clear();
-  const int kv_heads = cache_.shape().kv_heads, group = heads / kv_heads;
-  const int heads_at_once = std::min(group, kTileRows), tokens_at_once = std::max(1, kTileRows / group);
-  const int64_t without_parts = step.sequences * kv_heads;
-  const int wanted_parts = without_parts >= 4 * pool_.threads() ? 1 : 4 * pool_.threads();
-  int64_t part = 0;
-  for (int32_t sequence = 0; sequence < step.sequences; ++sequence) {
-    const int tokens = static_cast<int>(step.query_starts[sequence + 1] - step.query_starts[sequence]);
-    const int past = static_cast<int>(step.kv_lengths[sequence]) - tokens;
+  plans_.clear();
+}
+
+const Attention::Plan& Attention::plan_for(int32_t window) {
+  for (const Plan& plan : plans_) {
+    if (plan.window == window) return plan;
+  }
+  plans_.push_back({window, {}, {}});
+  Plan& plan = plans_.back();
+  const int kv_heads = cache_.shape().kv_heads, tokens_at_once = std::max(1, kTileRows / (heads_ / kv_heads));
+  const int64_t without_parts = step_.sequences * kv_heads;
+  const int most_parts = without_parts >= 4 * pool_.threads() ? 1 : 4 * pool_.threads();
+  for (int32_t sequence = 0; sequence < step_.sequences; ++sequence) {
+    const int tokens = static_cast<int>(step_.query_starts[sequence + 1] - step_.query_starts[sequence]);
     for (int first = 0; first < tokens; first += tokens_at_once) {
-      const int count = std::min(tokens_at_once, tokens - first), length = past + first + count;
-      const int parts = tokens > tokens_at_once ? 1 : std::clamp(length / kShortestPart, 1, wanted_parts);
-      for (int head = 0; head < heads; head += heads_at_once) {
-        const int these = std::min(heads_at_once, (head / group + 1) * group - head);
-        int begin = 0;
-        for (int index = 0; index < parts; ++index) {
-          const int end = index + 1 == parts ? length : length * (index + 1) / parts / kTileColumns * kTileColumns;
-          tasks_.push_back({sequence, first, count, head, these, begin, end, parts == 1 ? -1 : part + index});
-          begin = end;
-        }
-        if (parts > 1) {
-          merges_.push_back({static_cast<int32_t>(step.query_starts[sequence]) + first, head, these, part, parts});
-          part += parts;
-        }
-        head += these - heads_at_once;  // the next group of query heads begins right after the last of this one
-      }
+      cut(plan, sequence, first, std::min(tokens_at_once, tokens - first), tokens > tokens_at_once ? 1 : most_parts);
     }
   }
   // Long tasks first: the threads then end at about the same time.
-  std::stable_sort(tasks_.begin(), tasks_.end(), [](const Task& left, const Task& right) {
+  std::stable_sort(plan.tasks.begin(), plan.tasks.end(), [](const Task& left, const Task& right) {
     return (left.kv_end - left.kv_begin) * left.tokens > (right.kv_end - right.kv_begin) * right.tokens;
   });
-  parts_.reserve(size_t(part) * kTileRows * part_stride());
+  parts_.reserve(size_t(plan.parts) * kTileRows * part_stride());
+  return plan;
 }
 
-void Attention::forward(int layer, const float* query, ptrdiff_t row_stride, float scale, float* out) {
-  pool_.run(static_cast<int>(tasks_.size()), [&](int index) {
-    const Task& task = tasks_[static_cast<size_t>(index)];
-    if (!cache_.bfloat16()) return attend<Float32>(task, layer, query, row_stride, scale, out);
+// Add the tasks of `count` neighbouring tokens: for each group of heads, and where there is little else to do, for
+// several ranges of keys.
+void Attention::cut(Plan& plan, int32_t sequence, int32_t first, int32_t count, int most_parts) const {
+  const int group = heads_ / cache_.shape().kv_heads, heads_at_once = std::min(group, kTileRows);
+  const int end = past(sequence) + first + count, oldest = plan.window > 0 ? end - count + 1 - plan.window : 0;
+  const int begin = std::max(0, oldest) / kTileColumns * kTileColumns, length = end - begin;
+  const int parts = std::clamp(length / kShortestPart, 1, most_parts);
+  for (int head = 0; head < heads_; head += heads_at_once) {
+    const int these = std::min(heads_at_once, (head / group + 1) * group - head);
+    int from = begin;
+    for (int index = 0; index < parts; ++index) {
+      const int to = index + 1 == parts ? end : begin + length * (index + 1) / parts / kTileColumns * kTileColumns;
+      plan.tasks.push_back({sequence, first, count, head, these, from, to, parts == 1 ? -1 : plan.parts + index});
+      from = to;
+    }
+    if (parts > 1) {
+      plan.merges.push_back(
+          {static_cast<int32_t>(step_.query_starts[sequence]) + first, head, these, plan.parts, parts});
+      plan.parts += parts;
+    }
+    head += these - heads_at_once;  // the next group of query heads begins right after the last of this one
+  }
+}
+
+void Attention::forward(int layer, const float* query, ptrdiff_t row_stride, const ScoreRule& rule, float* out) {
+  const Plan& plan = plan_for(rule.window);
+  pool_.run(static_cast<int>(plan.tasks.size()), [&](int index) {
+    const Task& task = plan.tasks[static_cast<size_t>(index)];
+    if (!cache_.bfloat16()) return attend<Float32>(task, layer, query, row_stride, rule, out);
 #if defined(__AVX512BF16__)
-    if (bfloat16_paired_is_faster()) return attend<Bfloat16Paired>(task, layer, query, row_stride, scale, out);
+    if (bfloat16_paired_is_faster()) return attend<Bfloat16Paired>(task, layer, query, row_stride, rule, out);
 #endif
-    attend<Bfloat16Widened>(task, layer, query, row_stride, scale, out);
+    attend<Bfloat16Widened>(task, layer, query, row_stride, rule, out);
   });
-  for (const Merge& one : merges_) merge(one, out);
+  for (const Merge& one : plan.merges) merge(one, out);
 }
 
 template <class Format>
-void Attention::attend(const Task& task, int layer, const float* query, ptrdiff_t row_stride, float scale,
-                       float* out) {
+void Attention::attend(const Task& task, int layer, const float* query, ptrdiff_t row_stride,
+                       const ScoreRule& rule, float* out) {
   static thread_local Workspace work;
   const int dim = cache_.shape().head_dim, columns = cache_.value_columns(), rows = task.tokens * task.heads;
   const int kv_head = task.head / (heads_ / cache_.shape().kv_heads);
   const int64_t* const table = step_.block_table + task.sequence * step_.table_width;
   const int64_t first_row = step_.query_starts[task.sequence] + task.first_token;
-  const int past = static_cast<int>(step_.kv_lengths[task.sequence] - step_.query_starts[task.sequence + 1] +
-                                    step_.query_starts[task.sequence]);
+  // Scores are powers of two; soft-capped, they come out of the products as what tanh takes.
+  const float factor = rule.softcap > 0.0f ? rule.scale / rule.softcap : rule.scale * kLog2E;
   constexpr ptrdiff_t kWeightWords = kTileColumns / Format::kValues * Format::kActivations;
   const ptrdiff_t query_words = cache_.key_rows() * Format::kActivations;
   work.query.resize(size_t(kTileRows * query_words) + 2);
@@ -186,12 +216,13 @@ void Attention::attend(const Task& task, int layer, const float* query, ptrdiff_
   work.gathered.assign(size_t(kTileRows) * columns, 0.0f);
   work.scaled.resize(size_t(dim) + 1);
   RowState states[kTileRows];
-  int limits[kTileRows];  // keys that a row may see
+  Visible seen[kTileRows];  // keys of the sequence that a row may see
   for (int row = 0; row < rows; ++row) {
     const int token = row / task.heads, head = task.head + row % task.heads;
-    limits[row] = past + task.first_token + token + 1;
+    const int end = past(task.sequence) + task.first_token + token + 1;
+    seen[row] = {rule.window > 0 ? std::max(0, end - rule.window) : 0, end};
     const float* const from = query + (first_row + token) * row_stride + ptrdiff_t(head) * dim;
-    for (int d = 0; d < dim; ++d) work.scaled[d] = from[d] * (scale * kLog2E);
+    for (int d = 0; d < dim; ++d) work.scaled[d] = from[d] * factor;
     prepare_row(kForm<Format>, work.scaled.data(), dim, work.query.data() + row * query_words, nullptr);
   }
   TileReader reader(cache_, layer, kv_head, table);
@@ -207,10 +238,10 @@ void Attention::attend(const Task& task, int layer, const float* query, ptrdiff_
     multiply({work.query.data(), query_words, {{halves[0].keys, halves[1].keys, cache_.key_rows()}, {}},
               halves[0].key_stride, scores, kTileColumns, false});
     for (int row = 0; row < rows; ++row) {
-      const int visible = std::min(limits[row], task.kv_end) - begin;
+      const Visible visible = {seen[row].begin - begin, std::min(seen[row].end, task.kv_end) - begin};
       int32_t* const weights = work.weights.data() + row * kWeightWords;
-      if (visible > 0) {
-        soften<Format>(scores + row * kTileColumns, visible, states[row],
+      if (visible.end > 0 && visible.begin < kTileColumns) {
+        soften<Format>(scores + row * kTileColumns, visible, rule.softcap * kLog2E, states[row],
                        work.gathered.data() + ptrdiff_t(row) * columns, columns, weights);
       } else {
         std::memset(weights, 0, sizeof(int32_t) * kWeightWords);
@@ -235,8 +266,8 @@ void Attention::attend(const Task& task, int layer, const float* query, ptrdiff_
     }
     const int64_t token = first_row + row / task.heads, head = task.head + row % task.heads;
     float* const to = out + (token * heads_ + head) * dim;
-    const float factor = 1.0f / sum_of(states[row].sum);
-    for (int d = 0; d < dim; ++d) to[d] = gathered[d] * factor;
+    const float inverse = 1.0f / sum_of(states[row].sum);
+    for (int d = 0; d < dim; ++d) to[d] = gathered[d] * inverse;
   }
 }
 

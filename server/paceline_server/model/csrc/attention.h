@@ -21,19 +21,26 @@ struct StepShape {
   const int64_t* block_table;   // [S, table_width]
 };
 
+// How a layer scores the keys that a row sees. Mirrored by native.py.
+struct ScoreRule {
+  float scale;
+  float softcap;   // a score s becomes softcap * tanh(s / softcap); 0 leaves it
+  int32_t window;  // keys that a row sees at most, its own included; 0: all
+};
+
 class Attention {
  public:
   Attention(Pool& pool, const CacheShape& shape) : pool_(pool), cache_(shape) {}
 
   Cache& cache() { return cache_; }
 
-  // Cut the step into tasks. Once a step, before the first `forward`.
+  // Take note of the step. Once a step, before the first `forward`.
   void plan(const StepShape& step, int heads);
 
   // Attend. The step's keys and values must be in the cache already.
   //   query: rows of [heads, head_dim], row_stride floats apart
   //   out: [T, heads, head_dim]
-  void forward(int layer, const float* query, ptrdiff_t row_stride, float scale, float* out);
+  void forward(int layer, const float* query, ptrdiff_t row_stride, const ScoreRule& rule, float* out);
 
  private:
   // The query rows of a few neighbouring tokens and heads that share a key/value head, over a range of keys.
@@ -49,9 +56,21 @@ class Attention {
     int32_t row, head, heads;
     int64_t part, parts;
   };
+  // The step cut into tasks, for the layers of one window.
+  struct Plan {
+    int32_t window;
+    std::vector<Task> tasks;
+    std::vector<Merge> merges;
+    int64_t parts = 0;
+  };
 
+  const Plan& plan_for(int32_t window);
+  void cut(Plan& plan, int32_t sequence, int32_t first, int32_t count, int most_parts) const;
+  int past(int32_t sequence) const {  // tokens of the sequence before this step's
+    return static_cast<int>(step_.kv_lengths[sequence] - step_.query_starts[sequence + 1] + step_.query_starts[sequence]);
+  }
   template <class Format>
-  void attend(const Task& task, int layer, const float* query, ptrdiff_t row_stride, float scale, float* out);
+  void attend(const Task& task, int layer, const float* query, ptrdiff_t row_stride, const ScoreRule& rule, float* out);
   void merge(const Merge& merge, float* out) const;
   int part_stride() const { return cache_.value_columns() + 2; }
 
@@ -59,8 +78,7 @@ class Attention {
   Cache cache_;
   StepShape step_{};
   int heads_ = 0;
-  std::vector<Task> tasks_;
-  std::vector<Merge> merges_;
+  std::vector<Plan> plans_;  // one a window, each made when its first layer asks
   Scratch<float> parts_;  // [part, row of the task, output then maximum then sum]
 };
 

@@ -46,8 +46,12 @@ void Decoder::add_layer(const LayerSource& source) {
   const WeightFormat format = format_of(s.weight_format);
   const int query = s.heads * s.head_dim, key = s.kv_heads * s.head_dim;
   Layer layer;
+  layer.window = source.window;
+  layer.rotary_table = source.rotary_table;
   layer.attention_norm = numbers(source.attention_norm, s.hidden);
+  layer.attention_after_norm = numbers(source.attention_after_norm, s.hidden);
   layer.mlp_norm = numbers(source.mlp_norm, s.hidden);
+  layer.mlp_after_norm = numbers(source.mlp_after_norm, s.hidden);
   layer.query_norm = numbers(source.query_norm, s.norm_whole_rows ? query : s.head_dim);
   layer.key_norm = numbers(source.key_norm, s.norm_whole_rows ? key : s.head_dim);
   layer.projections = Matrix::pack(pool_,
@@ -88,11 +92,12 @@ void Decoder::step(Attention& attention, const StepShape& shape, const StepInput
   }
   multiply(head_, Stage::kHead, normed(final_norm_, head_, added_.get(), wanted),
            {Output::Kind::kStore, logits, shape_.vocabulary});
-  if (shape_.logits_scale != 1.0f) {
-    for_rows(pool_, wanted, [&](int row) {
-      scale_row(logits + ptrdiff_t(row) * shape_.vocabulary, shape_.logits_scale, shape_.vocabulary);
-    });
-  }
+  if (shape_.logits_scale == 1.0f && shape_.logits_softcap == 0.0f) return;
+  for_rows(pool_, wanted, [&](int row) {
+    float* const one = logits + ptrdiff_t(row) * shape_.vocabulary;
+    scale_row(one, shape_.logits_scale, shape_.vocabulary);
+    if (shape_.logits_softcap > 0.0f) cap_row(one, shape_.logits_softcap, shape_.vocabulary);
+  });
 }
 
 void Decoder::embed(const int64_t* token_ids, int rows) {
@@ -106,34 +111,33 @@ void Decoder::embed(const int64_t* token_ids, int rows) {
 void Decoder::attend(const Layer& layer, int index, Attention& attention, const StepShape& shape,
                      const StepInput& input) {
   const int rows = static_cast<int>(shape.tokens);
-  const std::vector<float> none;
   multiply(layer.projections, Stage::kProjections,
-           normed(shape_.norm_after ? none : layer.attention_norm, layer.projections, stream_.get(), rows),
+           normed(layer.attention_norm, layer.projections, stream_.get(), rows),
            {Output::Kind::kStore, projected_.get(), projected()});
   place_keys(layer, index, attention, shape, input);
   stopwatch_.lap(Stage::kRows);
-  attention.forward(index, projected_.get(), projected(), shape_.attention_scale, attended_.get());
+  attention.forward(index, projected_.get(), projected(),
+                    {shape_.attention_scale, shape_.attention_softcap, layer.window}, attended_.get());
   stopwatch_.lap(Stage::kAttention);
-  add(layer.output, Stage::kOutput, prepared(layer.output, attended_.get(), rows), shape_.norm_after ? layer.attention_norm : none);
+  add(layer.output, Stage::kOutput, prepared(layer.output, attended_.get(), rows), layer.attention_after_norm);
 }
 
 void Decoder::feed_forward(const Layer& layer, int rows) {
-  const std::vector<float> none;
-  multiply(layer.gated, Stage::kGated,
-           normed(shape_.norm_after ? none : layer.mlp_norm, layer.gated, stream_.get(), rows),
-           {Output::Kind::kSwiglu, activated_.get(), shape_.intermediate});
+  multiply(layer.gated, Stage::kGated, normed(layer.mlp_norm, layer.gated, stream_.get(), rows),
+           {shape_.gelu ? Output::Kind::kGeglu : Output::Kind::kSwiglu, activated_.get(), shape_.intermediate});
   if (shape_.down_factor > 1) {
     for_rows(pool_, rows, [&](int row) {
       hadamard(activated_.get() + ptrdiff_t(row) * shape_.intermediate, shape_.down_factor, shape_.intermediate);
     });
   }
-  add(layer.down, Stage::kDown, prepared(layer.down, activated_.get(), rows), shape_.norm_after ? layer.mlp_norm : none);
+  add(layer.down, Stage::kDown, prepared(layer.down, activated_.get(), rows), layer.mlp_after_norm);
 }
 
 // Query and key norms, rotation, and the step's keys and values into the cache.
 void Decoder::place_keys(const Layer& layer, int index, Attention& attention, const StepShape& shape,
                          const StepInput& input) {
   const int dim = shape_.head_dim, heads = shape_.heads, kv_heads = shape_.kv_heads;
+  const ptrdiff_t table = layer.rotary_table * shape.tokens * shape_.rotary;
   for_rows(pool_, static_cast<int>(shape.tokens), [&](int row) {
     float* const query = projected_.get() + ptrdiff_t(row) * projected();
     float* const key = query + heads * dim;
@@ -147,8 +151,8 @@ void Decoder::place_keys(const Layer& layer, int index, Attention& attention, co
       if (!layer.query_norm.empty() && !shape_.norm_whole_rows) {
         rms_norm(one, (head < heads ? layer.query_norm : layer.key_norm).data(), shape_.epsilon, dim, one);
       }
-      rotate(one, input.cosine + ptrdiff_t(row) * shape_.rotary, input.sine + ptrdiff_t(row) * shape_.rotary,
-             shape_.rotary);
+      const ptrdiff_t turn = table + ptrdiff_t(row) * shape_.rotary;
+      rotate(one, input.cosine + turn, input.sine + turn, shape_.rotary);
     }
     for (int head = 0; head < kv_heads; ++head) {
       attention.cache().write(index, shape.slots[row], head, key + head * dim, value + head * dim);

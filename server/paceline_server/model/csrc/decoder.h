@@ -12,7 +12,7 @@
 
 namespace paceline {
 
-// Mirrored by fused_decoder.py.
+// Mirrored by native.py.
 struct DecoderShape {
   int32_t hidden;
   int32_t intermediate;
@@ -21,21 +21,26 @@ struct DecoderShape {
   int32_t head_dim;
   int32_t rotary;            // elements of a head that turn, from the first
   int32_t vocabulary;
-  int32_t norm_after;        // norms follow attention and MLP (OLMo 2) instead of preceding them
   int32_t norm_whole_rows;   // query and key norms span all heads (OLMo 2), not each head (Qwen 3)
+  int32_t gelu;              // activation of the MLP (Gemma), else SiLU
   int32_t weight_format;     // WeightFormat of the layers
   int32_t head_format;       // WeightFormat of the head
   int32_t down_factor;       // inputs of the down projection go through hadamard() with this factor; 1: they do not
   float epsilon;
   float attention_scale;
+  float attention_softcap;   // 0: none
   float embedding_scale;
   float residual_scale;
   float logits_scale;
+  float logits_softcap;      // 0: none
 };
 
-// Weights of one layer; parts that a family lacks are null. Mirrored by fused_decoder.py.
+// One layer; weights that a family lacks are null. Norms precede attention and MLP (Llama), follow them on the way back
+// to the stream (OLMo 2), or both (Gemma). Mirrored by native.py.
 struct LayerSource {
-  Source attention_norm, mlp_norm;  // before or after, see norm_after
+  int32_t window;        // keys that a row sees at most; 0: all
+  int32_t rotary_table;  // which of StepInput's
+  Source attention_norm, attention_after_norm, mlp_norm, mlp_after_norm;
   Source query, key, value, output;
   Source query_bias, key_bias, value_bias, output_bias;
   Source query_norm, key_norm;
@@ -46,8 +51,8 @@ struct LayerSource {
 // Tokens of a step beyond StepShape.
 struct StepInput {
   const int64_t* token_ids;  // [T]
-  const float* cosine;       // [T, rotary]
-  const float* sine;         // [T, rotary]
+  const float* cosine;       // [tables, T, rotary]
+  const float* sine;         // [tables, T, rotary]
   int64_t logits_rows_count;
   const int64_t* logits_rows;  // [R]
 };
@@ -87,7 +92,8 @@ class Decoder {
 
  private:
   struct Layer {
-    std::vector<float> attention_norm, mlp_norm, query_norm, key_norm;
+    int32_t window, rotary_table;
+    std::vector<float> attention_norm, attention_after_norm, mlp_norm, mlp_after_norm, query_norm, key_norm;
     Matrix projections, output, gated, down;
   };
 

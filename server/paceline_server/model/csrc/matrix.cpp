@@ -27,6 +27,8 @@ Form form_of(WeightFormat format) {
 
 float silu(float x) { return x / (1.0f + exp2_of(-1.44269504f * x)); }
 
+float gelu(float x) { return 0.5f * x * (1.0f + tanh_of(0.797884561f * (x + 0.044715f * x * x * x))); }
+
 // Call body(begin, end) for `count` things in `pieces` pieces of nearly the same size.
 template <class Body>
 void split_evenly(int count, int pieces, const Body& body) {
@@ -183,10 +185,15 @@ void Matrix::finish(const Sum* sums, const Rows& rows, int panel, int row, const
     for (int c = 0; c < kTileColumns; ++c) values[c] += bias[c];
   }
   float* const to = out.data + row * out.stride;
-  if (out.kind == Output::Kind::kSwiglu) {
+  if (out.kind == Output::Kind::kSwiglu || out.kind == Output::Kind::kGeglu) {
     const int begin = panel * kLanes, count = std::min(kLanes, outputs_ - begin);
+    if (out.kind == Output::Kind::kSwiglu) {
 #pragma omp simd
-    for (int c = 0; c < count; ++c) to[begin + c] = silu(values[c]) * values[c + kLanes];
+      for (int c = 0; c < count; ++c) to[begin + c] = silu(values[c]) * values[c + kLanes];
+    } else {
+#pragma omp simd
+      for (int c = 0; c < count; ++c) to[begin + c] = gelu(values[c]) * values[c + kLanes];
+    }
     return;
   }
   const int begin = panel * kTileColumns, count = std::min(kTileColumns, outputs_ - begin);

@@ -45,6 +45,7 @@ struct Output {
     kStore,   // data = value
     kAdd,     // data += factor * value
     kSwiglu,  // data = silu(gate) * up; see Matrix::pack_gated
+    kGeglu,   // data = gelu(gate) * up, by the formula with tanh
   };
   Kind kind;
   float* data;

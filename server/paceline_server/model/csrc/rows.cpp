@@ -88,6 +88,12 @@ void hadamard(float* row, int factor, int size) {
   scale_row(row, 1.0f / std::sqrt(static_cast<float>(factor)), size);
 }
 
+void cap_row(float* row, float cap, int size) {
+  const float inverse = 1.0f / cap;
+#pragma omp simd
+  for (int i = 0; i < size; ++i) row[i] = cap * tanh_of(row[i] * inverse);
+}
+
 void scale_row(float* row, float factor, int size) {
 #pragma omp simd
   for (int i = 0; i < size; ++i) row[i] *= factor;

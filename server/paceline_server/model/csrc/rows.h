@@ -38,6 +38,9 @@ void rotate(float* head, const float* cosine, const float* sine, int rotary);
 // place: large values are spread over `factor` places. factor: a power of two that divides size.
 void hadamard(float* row, int factor, int size);
 
+// row = cap * tanh(row / cap)
+void cap_row(float* row, float cap, int size);
+
 // row *= factor
 void scale_row(float* row, float factor, int size);
 

@@ -85,6 +85,27 @@ inline Floats exp2_of(Floats x) {
   return p * (Floats)((__builtin_convertvector(whole, Ints) + splat(127)) << 23);
 }
 
+// tanh(x) for a number or for each lane. Eigen's rational approximation: relative error 4e-7.
+template <class Value>
+inline Value tanh_of(Value x) {
+  const Value zero{}, low = zero - 7.90531110763549805f, high = zero + 7.90531110763549805f;
+  x = x < low ? low : x;
+  x = x > high ? high : x;
+  const Value square = x * x;
+  Value p = zero - 2.76076847742355e-16f;
+  p = p * square + 2.00018790482477e-13f;
+  p = p * square - 8.60467152213735e-11f;
+  p = p * square + 5.12229709037114e-08f;
+  p = p * square + 1.48572235717979e-05f;
+  p = p * square + 6.37261928875436e-04f;
+  p = p * square + 4.89352455891786e-03f;
+  Value q = zero + 1.19825839466702e-06f;
+  q = q * square + 1.18534705686654e-04f;
+  q = q * square + 2.26843463243900e-03f;
+  q = q * square + 4.89352518554385e-03f;
+  return x * p / q;
+}
+
 inline float sum_of(Floats x) {
   float sum = 0.0f;
   for (int lane = 0; lane < kLanes; ++lane) sum += x[lane];
