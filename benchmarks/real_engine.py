@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter, sleep
 
-from paceline_server.config import parse
+from paceline_server.config import SchedulingConfig, parse
 from paceline_server.engine.batch import SamplingParams
 from paceline_server.engine.core import EngineCore
+from paceline_server.engine.loop import Loaded
 from paceline_server.engine.scheduler import SchedulerLimits
 from paceline_server.model.startup import load
 from paceline_server.simulator.driver import Pool
@@ -30,17 +31,29 @@ class Timing:
         return self.tokens[0] - self.arrival
 
 
-def load_core(limits: SchedulerLimits, threads: int = 2) -> EngineCore:
-    """The core on the demo's model, in float32 on the CPU, warmed up."""
+def load_model(
+    dtype: str = "float32", threads: int = 2, *, max_batch_size: int = 16, max_tokens_in_batch: int = 256, **kv: float
+) -> Loaded:
+    """The demo's model on the CPU, warmed up with the largest step that will come.
+
+    Args:
+        kv: settings of the group kv_cache.
+    """
     config = parse(
         {
-            "engine": {"model_path": MODEL, "dtype": "float32", "device": "cpu", "threads": threads},
-            "kv_cache": {"cpu_memory_gb": 1.0},
-            "scheduling": {"admission": "none"},
+            "engine": {"model_path": MODEL, "dtype": dtype, "device": "cpu", "threads": threads},
+            "batching": {"max_batch_size": max_batch_size, "max_tokens_in_batch": max_tokens_in_batch},
+            "kv_cache": {"cpu_memory_gb": 1.0} | kv,
         }
     )
-    loaded = load(config, lambda _: None)
-    return EngineCore(loaded.runner, loaded.info, limits, config.scheduling, prefix_caching=False)
+    return load(config, lambda _: None)
+
+
+def load_core(limits: SchedulerLimits, threads: int = 2) -> EngineCore:
+    """The core on the demo's model, in float32."""
+    loaded = load_model(threads=threads)
+    scheduling = SchedulingConfig(admission="none")
+    return EngineCore(loaded.runner, loaded.info, limits, scheduling, prefix_caching=False)
 
 
 def pool(core: EngineCore) -> Pool:
