@@ -38,8 +38,9 @@ $(ENV): pyproject.toml server/pyproject.toml operator/pyproject.toml constraints
 	@scripts/env.sh
 	@touch $@
 
-model: $(ENV) ## put the demo's model into the model store, once
+model: $(ENV) ## put the models of demo and tests into the model store, once
 	@echo "model: SmolLM2-135M-Instruct" && $(BIN)/python scripts/demo_model.py
+	@echo "model: all-MiniLM-L6-v2" && $(BIN)/python scripts/embedding_model.py
 
 cluster: $(ENV) ## build and install what the tests' clusters need, once (about 11 minutes)
 	@echo "cluster: programs of the tests' clusters" && $(CLUSTER) prepare

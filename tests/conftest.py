@@ -23,6 +23,7 @@ from cluster.seam import Cluster
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 @contextlib.contextmanager
@@ -79,10 +80,21 @@ def node_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def smollm2_model() -> Path:
     """The folder of SmolLM2-135M-Instruct in the model store."""
-    folder = cache.model_store() / SMOLLM2
+    return stored_model(SMOLLM2)
+
+
+@pytest.fixture(scope="session")
+def minilm_model() -> Path:
+    """The folder of all-MiniLM-L6-v2 in the model store."""
+    return stored_model(MINILM)
+
+
+def stored_model(name: str) -> Path:
+    """The folder of a model in the model store; without it the test is skipped."""
+    folder = cache.model_store() / name
     with skipped_if_unavailable():
         if not (folder / "config.json").exists():
-            raise Unavailable(f"{SMOLLM2} is not in the model store {cache.model_store()}: run `make model` once")
+            raise Unavailable(f"{name} is not in the model store {cache.model_store()}: run `make model` once")
     return folder
 
 

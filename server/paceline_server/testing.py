@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,12 +19,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from paceline_server.config import ServerConfig, parse
 from paceline_server.engine.interface import (
+    EmbeddingOutput,
+    EmbeddingRequest,
     EngineStats,
     EngineStatus,
     FinishReason,
     GenerationRequest,
     ModelInfo,
     StartupPhase,
+    Task,
     TokenOutput,
 )
 from paceline_server.errors import DeadlineExceeded, EngineUnavailable
@@ -82,7 +86,7 @@ class FakeEngine:
             end-of-sequence token.
 
     Attributes:
-        requests: all that were submitted.
+        requests: all that were submitted to generate; `embedded`: those to embed.
         running: ids of those whose stream is open.
         aborted: ids of those whose stream was left before its end.
         outputs: how many were handed out.
@@ -93,11 +97,13 @@ class FakeEngine:
     max_model_len: int = 256
     num_blocks: int = 64
     vocab_size: int = 400
+    task: Task = Task.GENERATE
     ready: bool = True
     stats: EngineStats = field(default_factory=EngineStats)
     restarts: int = 0
     step_age: float | None = 0.0
     requests: list[GenerationRequest] = field(default_factory=list)
+    embedded: list[EmbeddingRequest] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
     outputs: int = 0
@@ -125,6 +131,8 @@ class FakeEngine:
             dtype="float32",
             device="cpu",
             attention_backend="fake",
+            task=self.task,
+            dimensions=2 if self.task is Task.EMBED else None,
         )
 
     @asynccontextmanager
@@ -143,6 +151,14 @@ class FakeEngine:
             if not finished:
                 self.aborted.append(request.request_id)
             self._note()
+
+    async def embed(self, request: EmbeddingRequest) -> EmbeddingOutput:
+        """A vector of two numbers for each text: its first token, and how many there are."""
+        if not self.ready:
+            raise EngineUnavailable("no engine is ready", retry_after=5.0)
+        self.embedded.append(request)
+        vectors = [struct.pack("<2f", text[0], len(text)) for text in request.inputs]
+        return EmbeddingOutput(request.request_id, vectors)
 
     async def until(self, condition: Callable[[FakeEngine], bool]) -> None:
         """Return when a submission, an output or an end has made `condition` true."""

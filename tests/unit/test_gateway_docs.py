@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline_server.gateway import limits, stream, templates
+from paceline_server.gateway.embedding_request import EmbeddingFields
 from paceline_server.gateway.fields import MAX_LABEL_CHARS, MAX_METADATA, MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_STOPS
 from paceline_server.gateway.metrics import GatewayMetrics
 from paceline_server.gateway.requests import (
@@ -65,6 +66,10 @@ def documented(api: str) -> dict[str, set[str]]:
 def test_every_field_of_a_request_is_in_the_reference_and_no_other(api: str, endpoint: str) -> None:
     expected = declared()[endpoint] - ({"logprobs"} if endpoint == "completions" else set())  # listed under both
     assert documented(api)[endpoint] == expected
+
+
+def test_every_field_of_an_embedding_request_is_in_the_reference_and_no_other(api: str) -> None:
+    assert {name for row in rows(api, "Embeddings") for name in names(row[0])} == set(EmbeddingFields.model_fields)
 
 
 def test_the_limits_of_the_reference_are_those_in_force(api: str) -> None:

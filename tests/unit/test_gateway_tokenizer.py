@@ -187,6 +187,6 @@ def test_an_id_far_beyond_the_vocabulary_is_refused_and_sizes_nothing(folder: Pa
     pieces = TokenBytes({"a": 2**31}, [{"id": 2**27, "content": "<far>"}], {"type": "ByteLevel"})
     assert (len(pieces), pieces[2**31], pieces[2**27], pieces[5]) == (2, b"a", b"<far>", b"")
     tokenizer = ModelTokenizer(definition)
-    tokenizer.pieces = pieces
+    tokenizer._ids = {2**31, 2**27}
     with pytest.raises(ModelUnsupported, match=f"the id {2**31}, but the model has {tokens} tokens"):
         tokenizer.refuse_stray_ids(tokens)

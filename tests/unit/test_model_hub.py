@@ -31,6 +31,7 @@ FILES = {
     "modeling_evil.py": b"open('canary', 'w')",
     "consolidated.safetensors": b"the same weights again",
     "onnx/model.safetensors": b"and again",
+    "onnx/config.json": b"of another format",
     "README.md": b"# name",
 }
 
@@ -117,6 +118,14 @@ def test_a_download_takes_weights_json_and_templates_and_neither_pickles_nor_cod
     assert {path.name for path in folder.iterdir()} == wanted
     assert set(hub.served) == wanted
     assert (folder / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_the_modules_of_a_sentence_encoder_come_along(hub: FakeHub, tmp_path: Path) -> None:
+    hub.files |= {"modules.json": b"[]", "1_Pooling/config.json": b"{}"}
+    folder = tmp_path / "org" / "name"
+    download(MODEL, folder, hub.endpoint)
+    assert (folder / "1_Pooling" / "config.json").read_bytes() == b"{}"
+    assert not (folder / "onnx").exists()
 
 
 def test_an_interrupted_download_leaves_no_model_and_the_next_one_completes_it(hub: FakeHub, tmp_path: Path) -> None:

@@ -92,6 +92,14 @@ class StepBatch:
         return sum(len(piece.token_ids) for piece in self.slices)
 
 
+class Encoder(Protocol):
+    """Embeds texts."""
+
+    def encode(self, texts: Sequence[Sequence[int]]) -> Sequence[bytes]:
+        """One vector a text, little-endian float32, whatever else shares the batch."""
+        ...
+
+
 class Runner(Protocol):
     """Runs the model over one batch."""
 

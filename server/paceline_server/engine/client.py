@@ -19,6 +19,8 @@ from time import monotonic
 
 from paceline_server.config import ServerConfig
 from paceline_server.engine.interface import (
+    EmbeddingOutput,
+    EmbeddingRequest,
     EngineStats,
     EngineStatus,
     FinishReason,
@@ -31,6 +33,8 @@ from paceline_server.engine.wire import (
     Abort,
     Configure,
     Decoder,
+    Embed,
+    Embedded,
     Failed,
     Message,
     Phase,
@@ -61,7 +65,7 @@ _RETRY_AFTER_SECONDS = 5.0
 # running, and a step takes ten times as long. Set in the environment, these win.
 _THREADING = {"OMP_WAIT_POLICY": "PASSIVE"}
 
-_Item = TokenOutput | Exception
+_Item = TokenOutput | EmbeddingOutput | Exception
 
 
 class EngineClient:
@@ -140,20 +144,43 @@ class EngineClient:
             Overloaded: while iterating, where the engine says that it would be too late.
             DeadlineExceeded: while iterating, where the request's timeout was over before its first token.
         """
+        async with self._submitted(request.request_id, Submit(request)) as items:
+            yield _outputs(items)
+
+    async def embed(self, request: EmbeddingRequest) -> EmbeddingOutput:
+        """Embed texts; cancelling it aborts the request.
+
+        Raises:
+            EngineUnavailable: no engine is ready.
+            EngineLost: the engine died meanwhile.
+            DeadlineExceeded: the request's timeout was over before its last text was embedded.
+        """
+        async with self._submitted(request.request_id, Embed(request)) as items:
+            item = await items.get()
+        if isinstance(item, Exception):
+            raise item
+        assert isinstance(item, EmbeddingOutput), "a request to embed was answered with tokens"
+        if item.vectors is None:
+            raise DeadlineExceeded("the request's timeout was over before all its texts were embedded")
+        return item
+
+    @asynccontextmanager
+    async def _submitted(self, request_id: str, message: Submit | Embed) -> AsyncIterator[asyncio.Queue[_Item]]:
+        """Send a request, and give out what comes back; leaving the context aborts it."""
         writer = self._writer
         if not self._ready or writer is None:
             raise EngineUnavailable(
                 f"no engine is ready yet: {self.status.message}; try again", retry_after=_RETRY_AFTER_SECONDS
             )
         items: asyncio.Queue[_Item] = asyncio.Queue()
-        self._streams[request.request_id] = items
-        writer.write(encode(Submit(request)))
+        self._streams[request_id] = items
+        writer.write(encode(message))
         try:
-            yield _outputs(items)
+            yield items
         finally:
-            # A stream that ended is gone from the table already; only one that still runs has to be aborted.
-            if self._streams.pop(request.request_id, None) is not None and not writer.is_closing():
-                writer.write(encode(Abort(request.request_id)))
+            # A request that ended is gone from the table already; only one that is under way has to be aborted.
+            if self._streams.pop(request_id, None) is not None and not writer.is_closing():
+                writer.write(encode(Abort(request_id)))
 
     async def _run_once(self) -> None:
         """One life of the engine process, from start to death."""
@@ -198,6 +225,10 @@ class EngineClient:
                 self._stats = stats
                 for output in outputs:
                     self._deliver(output.request_id, output, last=output.finish is not None)
+            case Embedded(embedded, stats):
+                self._stats = stats
+                for answer in embedded:
+                    self._deliver(answer.request_id, answer, last=True)
             case Phase(phase):
                 self._end_start_engine(begun)
                 self._note(phase)
@@ -254,6 +285,7 @@ async def _outputs(items: asyncio.Queue[_Item]) -> AsyncIterator[TokenOutput]:
         item = await items.get()
         if isinstance(item, Exception):
             raise item
+        assert isinstance(item, TokenOutput), "a request to generate was answered with vectors"
         if item.finish is FinishReason.TIMEOUT and not started:
             raise DeadlineExceeded("the request's time was over before it could start")
         started = True

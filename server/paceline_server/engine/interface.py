@@ -31,6 +31,13 @@ class Tier(StrEnum):
     BATCH = "batch"
 
 
+class Task(StrEnum):
+    """What a model is for."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate.
@@ -87,6 +94,35 @@ class TokenOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """Texts to embed, each by itself.
+
+    Attributes:
+        request_id: unique among the requests under way.
+        inputs: at least one text; each of at least one token and at most max_model_len.
+        timeout: as in `GenerationRequest`.
+    """
+
+    request_id: str
+    inputs: Sequence[Sequence[int]]
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The answer to an embedding request, all texts together.
+
+    Attributes:
+        vectors: one an input, in their order: little-endian float32. None where the request ran out of its timeout.
+        queue_seconds: from the engine's receipt of the request to the first batch with a text of it.
+    """
+
+    request_id: str
+    vectors: Sequence[bytes] | None
+    queue_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What the engine loaded; comes with readiness.
 
@@ -98,6 +134,8 @@ class ModelInfo:
         block_bytes: of a block's keys and values, all layers.
         swap_slots: blocks that host memory holds for preempted sequences.
         block_copy_seconds: time to copy a block to host memory or back, as measured.
+        task: what the model is for; one that embeds has no KV pool.
+        dimensions: of an embedding; None for a model that generates.
     """
 
     folder: str
@@ -112,6 +150,8 @@ class ModelInfo:
     block_bytes: int = 0
     swap_slots: int = 0
     block_copy_seconds: float = 0.0
+    task: Task = Task.GENERATE
+    dimensions: int | None = None
 
     @property
     def kv_capacity_tokens(self) -> int:
@@ -216,5 +256,15 @@ class Engine(Protocol):
             EngineLost: while iterating, where the engine died.
             Overloaded: while iterating, where the engine says that it would be too late.
             DeadlineExceeded: while iterating, where the request's timeout was over before its first token.
+        """
+        ...
+
+    async def embed(self, request: EmbeddingRequest) -> EmbeddingOutput:
+        """Embed texts; cancelling it aborts the request.
+
+        Raises:
+            EngineUnavailable: no engine is ready.
+            EngineLost: the engine died meanwhile.
+            DeadlineExceeded: the request's timeout was over before its last text was embedded.
         """
         ...

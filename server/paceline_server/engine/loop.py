@@ -13,15 +13,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline_server.config import ServerConfig
-from paceline_server.engine.batch import Runner
-from paceline_server.engine.batchers import Batcher, Batching
+from paceline_server.engine.admission import Refusal
+from paceline_server.engine.batch import Encoder, Runner
+from paceline_server.engine.batchers import Batcher, Batching, delay_window
 from paceline_server.engine.core import EngineCore
+from paceline_server.engine.embedder import EmbeddingCore
 from paceline_server.engine.interface import ModelInfo, StartupPhase
 from paceline_server.engine.scheduler import SchedulerLimits
 from paceline_server.engine.wire import (
     Abort,
     Configure,
     Decoder,
+    Embed,
+    Embedded,
     Failed,
     Message,
     Phase,
@@ -40,13 +44,23 @@ log = logging.getLogger("paceline.engine")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model, warmed up."""
+    """A model that generates, warmed up."""
 
     runner: Runner
     info: ModelInfo
 
 
-Loader = Callable[[ServerConfig, Callable[[StartupPhase], None]], Loaded]
+@dataclass(frozen=True, slots=True)
+class LoadedEncoder:
+    """A model that embeds, warmed up."""
+
+    encoder: Encoder
+    info: ModelInfo
+
+
+Core = EngineCore | EmbeddingCore
+
+Loader = Callable[[ServerConfig, Callable[[StartupPhase], None]], Loaded | LoadedEncoder]
 """Loads a model and reports each phase at its begin and its end.
 
 Raises:
@@ -106,14 +120,7 @@ def run(wire: Wire, loader: Loader) -> int:
             log.exception("the model could not be loaded")
             wire.send(Failed(EngineFailed.reason, f"{type(error).__name__} while loading the model: {error}"))
             return EngineFailed.exit_code
-        core = EngineCore(
-            loaded.runner,
-            loaded.info,
-            _limits(config),
-            config.scheduling,
-            prefix_caching=config.kv_cache.prefix_caching,
-            batching=_batching(config),
-        )
+        core = _core(loaded, config)
         wire.send(Ready(loaded.info))
         serve(wire, core)
     except GatewayGone:
@@ -121,7 +128,7 @@ def run(wire: Wire, loader: Loader) -> int:
     return 0
 
 
-def serve(wire: Wire, core: EngineCore) -> None:
+def serve(wire: Wire, core: Core) -> None:
     """The loop: drain commands, step, send what came out; a heartbeat when idle.
 
     Raises:
@@ -131,18 +138,47 @@ def serve(wire: Wire, core: EngineCore) -> None:
         due = core.due_in()
         for message in wire.receive(_HEARTBEAT_SECONDS if due is None else min(due, _HEARTBEAT_SECONDS)):
             _apply(message, wire, core)
-        wire.send(Step(tuple(core.step()), core.stats()))
+        wire.send(_step(core))
 
 
-def _apply(message: Message, wire: Wire, core: EngineCore) -> None:
-    if isinstance(message, Submit):
-        refusal = core.submit(message.request)
+def _step(core: Core) -> Message:
+    if isinstance(core, EmbeddingCore):
+        return Embedded(tuple(core.step()), core.stats())
+    return Step(tuple(core.step()), core.stats())
+
+
+def _apply(message: Message, wire: Wire, core: Core) -> None:
+    if isinstance(message, Submit | Embed):
+        refusal = _submit(message, core)
         if refusal is not None:
             wire.send(Refused(message.request.request_id, refusal.message, refusal.retry_after))
     elif isinstance(message, Abort):
         core.abort(message.request_id)
     else:
         raise AssertionError(f"the gateway sent {type(message).__name__}")
+
+
+def _submit(message: Submit | Embed, core: Core) -> Refusal | None:
+    if isinstance(message, Submit) and isinstance(core, EngineCore):
+        return core.submit(message.request)
+    if isinstance(message, Embed) and isinstance(core, EmbeddingCore):
+        return core.submit(message.request)
+    raise AssertionError(f"the gateway sent {type(message).__name__} to a model that {core.info.task.value}s")
+
+
+def _core(loaded: Loaded | LoadedEncoder, config: ServerConfig) -> Core:
+    limits, batching = _limits(config), _batching(config)
+    if isinstance(loaded, LoadedEncoder):
+        window = delay_window(Batching(Batcher.DYNAMIC, max_delay=batching.max_delay), limits.max_batch_size)
+        return EmbeddingCore(loaded.encoder, loaded.info, limits, window)
+    return EngineCore(
+        loaded.runner,
+        loaded.info,
+        limits,
+        config.scheduling,
+        prefix_caching=config.kv_cache.prefix_caching,
+        batching=batching,
+    )
 
 
 def _limits(config: ServerConfig) -> SchedulerLimits:

@@ -12,19 +12,22 @@ import socket
 import sys
 
 from paceline_server.config import ServerConfig
-from paceline_server.engine.loop import Loaded, Wire, run
+from paceline_server.engine.loop import Loaded, LoadedEncoder, Wire, run
 from paceline_server.logs import configure_logging
 from paceline_server.model.phases import OnPhase, find_model
+from paceline_server.model.sentence import is_sentence_model
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
-def _load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
-    find_model(config.engine.model_path, on_phase)
+def _load(config: ServerConfig, on_phase: OnPhase) -> Loaded | LoadedEncoder:
+    folder = find_model(config.engine.model_path, on_phase)
     # Torch and transformers take seconds to import, many on a busy machine: a model that is not there is told before.
-    from paceline_server.model.startup import load  # noqa: PLC0415
+    from paceline_server.model import encoder_startup, startup  # noqa: PLC0415
 
-    return load(config, on_phase)
+    if is_sentence_model(folder):
+        return encoder_startup.load(config, folder, on_phase)
+    return startup.load(config, on_phase)
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ reaches this socket.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -16,11 +16,14 @@ import msgpack
 
 from paceline_server.engine.batch import SamplingParams
 from paceline_server.engine.interface import (
+    EmbeddingOutput,
+    EmbeddingRequest,
     EngineStats,
     FinishReason,
     GenerationRequest,
     ModelInfo,
     StartupPhase,
+    Task,
     Tier,
     TokenOutput,
 )
@@ -38,6 +41,13 @@ class Submit:
     """Gateway to engine: start a request."""
 
     request: GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """Gateway to engine: embed texts."""
+
+    request: EmbeddingRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +96,25 @@ class Step:
     stats: EngineStats
 
 
-Message: TypeAlias = Configure | Submit | Abort | Phase | Ready | Failed | Refused | Step
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Engine to gateway: the same from a model that embeds."""
 
-_KINDS: tuple[type[Message], ...] = (Configure, Submit, Abort, Phase, Ready, Failed, Refused, Step)
+    outputs: tuple[EmbeddingOutput, ...]
+    stats: EngineStats
+
+
+Message: TypeAlias = Configure | Submit | Embed | Abort | Phase | Ready | Failed | Refused | Step | Embedded
+
+_KINDS: tuple[type[Message], ...] = (
+    Configure, Submit, Embed, Abort, Phase, Ready, Failed, Refused, Step, Embedded,
+)  # fmt: skip
+_PARTS = (
+    GenerationRequest, SamplingParams, TokenOutput, EmbeddingRequest, EmbeddingOutput, ModelInfo, StartupPhase,
+    EngineStats,
+)  # fmt: skip
 _KIND_NUMBER = {kind: number for number, kind in enumerate(_KINDS)}
-_FIELDS: dict[type[Any], list[str]] = {
-    kind: [field.name for field in fields(kind)]
-    for kind in (*_KINDS, GenerationRequest, SamplingParams, TokenOutput, ModelInfo, StartupPhase, EngineStats)
-}
+_FIELDS: dict[type[Any], list[str]] = {kind: [field.name for field in fields(kind)] for kind in (*_KINDS, *_PARTS)}
 _VALUES: dict[type[Any], attrgetter[Any]] = {
     kind: attrgetter(*names, names[0]) for kind, names in _FIELDS.items()
 }  # two names at least: a tuple
@@ -129,7 +150,11 @@ def _decode(kind: type[Message], payload: tuple[Any, ...]) -> Message:
     if kind is Phase:
         return Phase(StartupPhase(*payload[0]))
     if kind is Ready:
-        return Ready(ModelInfo(*payload[0]))
+        return Ready(_info(payload[0]))
+    if kind is Embed:
+        return Embed(EmbeddingRequest(*payload[0]))
+    if kind is Embedded:
+        return Embedded(tuple(EmbeddingOutput(*item) for item in payload[0]), EngineStats(*payload[1]))
     if kind is Step:
         return Step(tuple(_output(item) for item in payload[0]), EngineStats(*payload[1]))
     return kind(*payload)
@@ -140,6 +165,11 @@ def _request(payload: tuple[Any, ...]) -> GenerationRequest:
     return GenerationRequest(
         **{**values, "sampling": SamplingParams(*values["sampling"]), "tier": Tier(values["tier"])}
     )
+
+
+def _info(payload: tuple[Any, ...]) -> ModelInfo:
+    info = ModelInfo(*payload)
+    return replace(info, task=Task(info.task))
 
 
 def _output(payload: tuple[Any, ...]) -> TokenOutput:

@@ -19,6 +19,7 @@ from paceline_server.gateway.answers import Endpoint
 from paceline_server.gateway.chat import ChatEndpoint
 from paceline_server.gateway.completions import CompletionEndpoint
 from paceline_server.gateway.connection import answer_expect
+from paceline_server.gateway.embeddings import create_embeddings
 from paceline_server.gateway.middleware import exchange
 from paceline_server.gateway.service import answer
 from paceline_server.gateway.state import GATEWAY, Gateway
@@ -44,6 +45,7 @@ def create_app(config: ServerConfig, engine: Engine) -> web.Application:
             web.get("/v1/models/{name:.+}", models.get_model),
             web.post("/v1/chat/completions", _handler(ChatEndpoint()), expect_handler=answer_expect),
             web.post("/v1/completions", _handler(CompletionEndpoint()), expect_handler=answer_expect),
+            web.post("/v1/embeddings", create_embeddings, expect_handler=answer_expect),
         ]
     )
     return app

@@ -66,11 +66,6 @@ class TokenBytes:
         """Tokens that are known."""
         return len(self._pieces)
 
-    @property
-    def largest_id(self) -> int:
-        """The largest id of a known token; -1 where there is none."""
-        return max(self._pieces, default=-1)
-
 
 class Detokenizer:
     """Decodes one sequence.

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 MAX_STOPS = 4  # as in the OpenAI reference
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
+MAX_INPUTS = 2048  # of an embedding request, as in the OpenAI reference
 MAX_LABEL_CHARS = 512
 MAX_METADATA = 16  # pairs, as in the OpenAI reference
 MAX_PRIORITY = 1000
@@ -85,6 +86,22 @@ def one_prompt(value: Any) -> str | tuple[int, ...]:
     if not isinstance(value, list) or not value:
         raise _mistake("must be a string or a list of token ids, and not empty")
     return _token_ids(value)
+
+
+def texts_or_tokens(value: Any) -> tuple[str, ...] | tuple[tuple[int, ...], ...]:
+    """Inputs of one kind: a text, a list of texts, a list of token ids, or a list of such lists."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list) or not value:
+        raise _mistake("must be a string, a list of strings, or token ids in one list or several, and not empty")
+    inputs = value if isinstance(value[0], str | list) else [value]
+    if len(inputs) > MAX_INPUTS:
+        raise _mistake(f"at most {MAX_INPUTS} inputs per request, not {len(inputs)}")
+    if all(isinstance(item, str) for item in inputs):
+        return tuple(inputs)
+    if not all(isinstance(item, list) and item for item in inputs):
+        raise _mistake("inputs must all be strings, or all be lists of token ids that are not empty")
+    return tuple(map(_token_ids, inputs))
 
 
 def message_text(value: Any) -> str | None:

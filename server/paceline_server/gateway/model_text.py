@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from paceline_server.engine.interface import Engine, ModelInfo
+from paceline_server.engine.interface import Engine, ModelInfo, Task
 from paceline_server.errors import InvalidRequest
 from paceline_server.gateway.templates import ChatTemplate, TemplateRenderer, find_template
 from paceline_server.gateway.tokenizer import ModelTokenizer
@@ -50,6 +50,19 @@ class ModelText:
         ids = await self._in_worker(lambda: self.tokenizer.encode_text(text))
         self.refuse_unknown(ids, "prompt")
         return ids
+
+    async def encode_texts(self, texts: Sequence[str], param: str) -> list[list[int]]:
+        """Token ids of several plain texts.
+
+        Raises:
+            InvalidRequest: one is too long for any context, or has a token that the model does not know.
+        """
+        for text in texts:
+            self.tokenizer.refuse_hopeless(len(text), self.info.max_model_len, param)
+        found = await self._in_worker(lambda: self.tokenizer.encode_texts(texts))
+        for ids in found:
+            self.refuse_unknown(ids, param)
+        return found
 
     async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a chat, up to the opening of the assistant's turn.
@@ -149,9 +162,10 @@ class TextKeeper:
     async def _load(self, info: ModelInfo) -> None:
         loop = asyncio.get_running_loop()
         folder = Path(info.folder)
-        tokenizer = await loop.run_in_executor(self._workers, ModelTokenizer.load, folder)
+        generates = info.task is Task.GENERATE
+        tokenizer = await loop.run_in_executor(self._workers, lambda: ModelTokenizer.load(folder, decodes=generates))
         tokenizer.refuse_stray_ids(info.vocab_size)
-        template = await loop.run_in_executor(self._workers, find_template, folder)
+        template = await loop.run_in_executor(self._workers, find_template, folder) if generates else None
         renderer = None if template is None else await self._start(template)
         old, self._text = self._text, ModelText(info, tokenizer, renderer, self._workers)
         self.loaded.set()

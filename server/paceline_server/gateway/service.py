@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from paceline_server.engine.interface import FinishReason, GenerationRequest
+from paceline_server.engine.interface import FinishReason, GenerationRequest, Task
 from paceline_server.errors import ContextLengthExceeded
 from paceline_server.gateway.answers import Endpoint, Head, Json, usage
 from paceline_server.gateway.assembly import Delta, TextAssembly
@@ -58,7 +58,7 @@ async def answer(request: web.Request, endpoint: Endpoint[Any]) -> web.StreamRes
     tenant = identify(request)
     account = gateway.accounts.of(tenant)
     async with gateway.drain.work():
-        text = gateway.require_text()
+        text = gateway.require_text(Task.GENERATE)
         account.count_request(exchange)
         with gateway.backpressure.enter() as ticket:
             job = await _prepare(request, endpoint, text, tenant)

@@ -11,7 +11,7 @@ from time import time
 from aiohttp import web
 
 from paceline_server.config import ServerConfig
-from paceline_server.engine.interface import Engine, ModelInfo
+from paceline_server.engine.interface import Engine, ModelInfo, Task
 from paceline_server.errors import EngineUnavailable, NotServed
 from paceline_server.gateway.accounts import Accounts
 from paceline_server.gateway.backpressure import Backpressure
@@ -24,6 +24,11 @@ from paceline_server.gateway.stall import stalled
 from paceline_server.gateway.tenants import Tenant, TenantBook
 
 _RETRY_AFTER_SECONDS = 5.0
+
+_WRONG_TASK = {
+    Task.GENERATE: "this model embeds texts and generates none: use /v1/embeddings",
+    Task.EMBED: "this model generates text and embeds none: use /v1/chat/completions or /v1/completions",
+}
 
 
 class Gateway:
@@ -52,17 +57,23 @@ class Gateway:
         status = self.engine.status
         return status.ready and not stalled(status) and self.texts.text is not None and not self.drain.begun
 
-    def require_text(self) -> ModelText:
+    def require_text(self, task: Task | None = None) -> ModelText:
         """The model's text side, when requests can be served.
+
+        Args:
+            task: what the model must be for.
 
         Raises:
             EngineUnavailable: the engine or the tokenizer is not ready.
+            NotServed: the model is for something else.
         """
         text = self.texts.text
         if text is None or not self.engine.status.ready:
             raise EngineUnavailable(
                 f"the server is not ready: {self.engine.status.message}; try again", retry_after=_RETRY_AFTER_SECONDS
             )
+        if task is not None and text.info.task is not task:
+            raise NotServed(_WRONG_TASK[task], param="model", code="model_not_supported")
         return text
 
     def require_model(self, name: str) -> None:

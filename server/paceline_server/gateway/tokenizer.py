@@ -6,7 +6,7 @@ Works on tokenizer.json with the `tokenizers` library, so neither torch nor tran
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,13 @@ class ModelTokenizer:
 
     Args:
         definition: the content of tokenizer.json.
+        decodes: token ids have to be turned back into text; a model that embeds never does.
 
     Raises:
         ModelUnsupported: the definition cannot be loaded or its decoder is not supported.
     """
 
-    def __init__(self, definition: Mapping[str, Any]) -> None:
+    def __init__(self, definition: Mapping[str, Any], *, decodes: bool = True) -> None:
         added = _added_tokens(definition)
         self.special = SpecialTokens(added)
         try:
@@ -42,7 +43,8 @@ class ModelTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=False)
-        self.pieces = TokenBytes(vocabulary, added, definition.get("decoder"))
+        self._pieces = TokenBytes(vocabulary, added, definition.get("decoder")) if decodes else None
+        self._ids = {*vocabulary.values(), *(token["id"] for token in added)}
         self._real_ids = {
             self._tokenizer.token_to_id(alias): self.special.ids[text] for text, alias in self.special.aliases.items()
         }
@@ -51,7 +53,7 @@ class ModelTokenizer:
         self._chars_per_token = longest * (_NORMALIZER_SHRINKS if definition.get("normalizer") else 1)
 
     @classmethod
-    def load(cls, folder: Path) -> ModelTokenizer:
+    def load(cls, folder: Path, *, decodes: bool = True) -> ModelTokenizer:
         """The tokenizer of a model's folder.
 
         Raises:
@@ -62,9 +64,15 @@ class ModelTokenizer:
         if definition is None:
             raise ModelUnsupported(f"{folder} has no tokenizer.json: only fast tokenizers are supported")
         try:
-            return cls(definition)
+            return cls(definition, decodes=decodes)
         except ModelUnsupported as error:
             raise ModelUnsupported(f"{path}: {error}") from None
+
+    @property
+    def pieces(self) -> TokenBytes:
+        """What each token says."""
+        assert self._pieces is not None, "a tokenizer that does not decode"
+        return self._pieces
 
     def refuse_stray_ids(self, vocab_size: int) -> None:
         """Refuse a tokenizer that is not the model's.
@@ -75,16 +83,21 @@ class ModelTokenizer:
         Raises:
             ModelUnsupported: an id is beyond the model's vocabulary and beyond the number of tokens.
         """
-        largest = self.pieces.largest_id
-        if largest >= max(vocab_size, len(self.pieces)):
+        largest = max(self._ids, default=-1)
+        if largest >= max(vocab_size, len(self._ids)):
             raise ModelUnsupported(
                 f"tokenizer.json has a token with the id {largest}, but the model has {vocab_size} tokens and the "
-                f"tokenizer {len(self.pieces)}: they do not belong together"
+                f"tokenizer {len(self._ids)}: they do not belong together"
             )
 
     def encode_text(self, text: str) -> list[int]:
         """A plain prompt, with what the tokenizer adds by default; special tokens in it are control tokens."""
         return self._real(self._encode(self.special.disguise(text), add_special_tokens=True))
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Several texts, each as `encode_text` does it."""
+        disguised = [self.special.disguise(text) for text in texts]
+        return [self._real(found.ids) for found in self._tokenizer.encode_batch_fast(disguised)]
 
     def encode_chat(self, rendered: str, mark: str) -> list[int]:
         """A rendered chat, whose user text was guarded with `mark`.

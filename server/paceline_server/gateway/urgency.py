@@ -72,14 +72,31 @@ def urgency(
         TierNotAllowed: the tenant may not use the tier or the priority.
     """
     tier = _tier(fields, tenant)
-    own = getattr(scheduling.tiers, tier.value).timeout_seconds
-    timeouts = [given for given in (fields.timeout, _header_seconds(header), own) if given is not None]
     return Urgency(
         tier=tier,
         priority=_priority(fields.priority or 0, scheduling, tenant),
-        timeout=min(timeouts, default=None),
+        timeout=_timeout(fields.timeout, header, tier, scheduling),
         service_tier=None if fields.service_tier is None else _SERVICE_WORDS[tier],
     )
+
+
+def patience(asked: float | None, header: str | None, scheduling: SchedulingConfig, tenant: TenantConfig) -> Urgency:
+    """What a request to embed asks of the engine: its tenant's tier, and how long its client waits.
+
+    Args:
+        asked: the timeout in the body, in seconds.
+        header: the value of `TIMEOUT_HEADER`.
+
+    Raises:
+        InvalidRequest: the header is no number of seconds.
+    """
+    tier = Tier(tenant.tier)
+    return Urgency(tier, timeout=_timeout(asked, header, tier, scheduling))
+
+
+def _timeout(asked: float | None, header: str | None, tier: Tier, scheduling: SchedulingConfig) -> float | None:
+    own = getattr(scheduling.tiers, tier.value).timeout_seconds
+    return min((given for given in (asked, _header_seconds(header), own) if given is not None), default=None)
 
 
 def _tier(fields: GenerationFields, tenant: TenantConfig) -> Tier:

@@ -89,6 +89,8 @@ def _published(model: HubModel, endpoint: str | None) -> tuple[str | None, list[
 
 def _wanted(name: str) -> bool:
     path = PurePosixPath(name)
+    if len(path.parts) == 2:  # a module of sentence-transformers, such as 1_Pooling
+        return path.name == "config.json" and path.parts[0][:1].isdigit()
     return len(path.parts) == 1 and path.suffix in _WANTED_SUFFIXES and not path.name.startswith(_DUPLICATES)
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -57,8 +57,11 @@ class CausalModel:
         return logits if self.logits_softcap is None else self.logits_softcap * torch.tanh(logits / self.logits_softcap)
 
 
-def read_config(folder: Path) -> Any:
+def read_config(folder: Path, require: Callable[[Mapping[str, Any]], None] = require_supported) -> Any:
     """The model's configuration, as a transformers object.
+
+    Args:
+        require: raises ModelUnsupported for what we do not honour.
 
     Raises:
         ModelUnsupported: it asks for something that we do not honour, or it cannot be understood.
@@ -69,12 +72,12 @@ def read_config(folder: Path) -> Any:
         raise ModelUnsupported(f"{folder / 'config.json'} cannot be read: {error}") from None
     if not isinstance(raw, Mapping):
         raise ModelUnsupported(f"{folder / 'config.json'} is not a JSON object")
-    require_supported(raw)  # before transformers sees it: its answer to custom code is a question at the terminal
+    require(raw)  # before transformers sees it: its answer to custom code is a question at the terminal
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelUnsupported(f"transformers cannot read {folder / 'config.json'}: {error}") from error
-    require_supported(config.to_dict())  # again, with the defaults of the family
+    require(config.to_dict())  # again, with the defaults of the family
     return config
 
 
@@ -119,36 +122,57 @@ def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
         ModelNotFound: a file is damaged.
         ModelUnsupported: files and configuration do not go together.
     """
+    model = read_weights(AutoModelForCausalLM, folder, config, dtype, device, available, attention=IMPLEMENTATION)
+    scaling = getattr(config, "logits_scaling", 1.0)  # Granite divides
+    softcap = getattr(config, "final_logit_softcapping", None)
+    return CausalModel(config, model.get_decoder(), model.get_output_embeddings(), 1.0 / scaling, softcap)
+
+
+def read_weights(
+    kind: Any, folder: Path, config: Any, dtype: torch.dtype, device: torch.device, available: int, **options: Any
+) -> Any:
+    """A model of one of transformers' Auto classes, in evaluation mode.
+
+    Args:
+        kind: the Auto class.
+        available: bytes of memory that may be taken on a CPU.
+        options: of its `from_pretrained`; `attention` is the name of the implementation.
+
+    Raises:
+        OutOfMemory: the weights do not fit.
+        ModelNotFound: a file is damaged.
+        ModelUnsupported: files and configuration do not go together.
+    """
     needed = weights_bytes(folder, dtype)
     if device.type == "cpu" and needed > available:
         raise OutOfMemory(
             f"the weights take {needed / GIB:.2f} GiB as {str(dtype).removeprefix('torch.')}, and "
             f"{available / GIB:.2f} GiB are free; raise the memory limit or set engine.dtype to bfloat16"
         )
-    model = _from_pretrained(folder, config, dtype)
+    model = _from_pretrained(kind, folder, config, dtype, **options)
     try:
-        model = model.to(device)
+        return model.to(device)
     except torch.OutOfMemoryError:
         raise OutOfMemory(f"the weights take {needed / GIB:.2f} GiB and the GPU has not that much free") from None
-    scaling = getattr(config, "logits_scaling", 1.0)  # Granite divides
-    softcap = getattr(config, "final_logit_softcapping", None)
-    return CausalModel(config, model.get_decoder(), model.get_output_embeddings(), 1.0 / scaling, softcap)
 
 
-def _from_pretrained(folder: Path, config: Any, dtype: torch.dtype) -> Any:
+def _from_pretrained(
+    kind: Any, folder: Path, config: Any, dtype: torch.dtype, *, attention: str, **options: Any
+) -> Any:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()  # what it would warn of is refused here
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = kind.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
-            attn_implementation=IMPLEMENTATION,
+            attn_implementation=attention,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
             ignore_mismatched_sizes=True,  # not to be ignored, but to be reported below, by name
             output_loading_info=True,
+            **options,
         )
     except (ValueError, RuntimeError, OSError, SafetensorError) as error:
         raise ModelUnsupported(f"transformers cannot load {folder}: {error}") from error

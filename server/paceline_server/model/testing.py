@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from paceline_server.config import ServerConfig, parse
 
@@ -38,6 +39,25 @@ def save_tiny_model(folder: Path, family: str = "llama", seed: int = 0, **settin
     config = AutoConfig.for_model(family, **(_SIZES | settings))
     torch.manual_seed(seed)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def save_tiny_encoder(folder: Path, seed: int = 0, **settings: Any) -> Path:
+    """Write a sentence encoder of random weights as sentence-transformers does, without a tokenizer.
+
+    Args:
+        settings: changes to its configuration.
+    """
+    sizes = {key: _SIZES[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "initializer_range")}
+    config = AutoConfig.for_model("bert", **sizes, num_hidden_layers=3, num_attention_heads=6, **settings)
+    torch.manual_seed(seed)
+    AutoModel.from_config(config, add_pooling_layer=False).save_pretrained(folder)
+    kinds = ("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for kind, path in kinds]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64}))
     return folder
 
 

@@ -1,0 +1,146 @@
+"""POST /v1/embeddings: texts in, one vector each. Used by `app`.
+
+The order of checks and the way of refusals are those of `service`; there is no stream, and an answer is all or nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from sys import byteorder
+from time import monotonic
+from typing import TypeVar
+
+from aiohttp import web
+
+from paceline_server.engine.interface import EmbeddingOutput, EmbeddingRequest, Task
+from paceline_server.errors import ContextLengthExceeded, InvalidRequest
+from paceline_server.gateway.embedding_request import EmbeddingFields
+from paceline_server.gateway.exchange import EXCHANGE, Exchange
+from paceline_server.gateway.metrics import GatewayMetrics
+from paceline_server.gateway.mistakes import validate
+from paceline_server.gateway.model_text import ModelText
+from paceline_server.gateway.state import GATEWAY, Gateway, identify
+from paceline_server.gateway.strict_json import parse_object
+from paceline_server.gateway.tenants import Tenant
+from paceline_server.gateway.urgency import TIMEOUT_HEADER, patience
+
+_IN_WORKER_BYTES = 64 * 1024  # smaller bodies and answers are coded faster than a thread is woken
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A request that was found in order."""
+
+    request: EmbeddingRequest
+    model: str
+    as_base64: bool
+
+
+async def create_embeddings(request: web.Request) -> web.Response:
+    """Serve one request.
+
+    Raises:
+        RequestError: it is refused, or fails; the middleware answers.
+    """
+    gateway, exchange = request.app[GATEWAY], request[EXCHANGE]
+    exchange.generates = True
+    tenant = identify(request)
+    account = gateway.accounts.of(tenant)
+    async with gateway.drain.work():
+        text = gateway.require_text(Task.EMBED)
+        account.count_request(exchange)
+        with gateway.backpressure.enter() as ticket:
+            job = await _prepare(request, text, tenant)
+            with account.charge(exchange, 0, 0):
+                gateway.backpressure.submit(ticket, exchange.prompt_tokens)
+                output = await gateway.engine.embed(job.request)
+                gateway.backpressure.started(ticket)
+                _measure(exchange, gateway.metrics, output)
+        return await _answer(gateway, job, output, exchange)
+
+
+async def _prepare(request: web.Request, text: ModelText, tenant: Tenant) -> _Job:
+    gateway, exchange = request.app[GATEWAY], request[EXCHANGE]
+    async with gateway.bodies.body(request) as body:
+        fields = await _by_size(gateway, len(body), lambda: validate(EmbeddingFields, parse_object(body)))
+        gateway.require_model(fields.model)
+        urgent = patience(fields.timeout, request.headers.get(TIMEOUT_HEADER), gateway.config.scheduling, tenant.config)
+        _require_dimensions(fields.dimensions, text.info.dimensions)
+        inputs = await _encode(fields.input, text)
+    exchange.prompt_tokens = sum(map(len, inputs))
+    timeout = urgent.remaining(monotonic() - exchange.started)
+    return _Job(EmbeddingRequest(exchange.id, inputs, timeout), fields.model, fields.encoding_format == "base64")
+
+
+async def _encode(given: Sequence[str] | Sequence[Sequence[int]], text: ModelText) -> list[Sequence[int]]:
+    """Token ids of each input, within the model's length."""
+    texts = [one for one in given if isinstance(one, str)]
+    inputs: list[Sequence[int]] = [*await text.encode_texts(texts, "input")] if texts else []
+    for ids in (one for one in given if not isinstance(one, str)):
+        text.refuse_unknown(ids, "input")
+        inputs.append(ids)
+    limit = text.info.max_model_len
+    for index, ids in enumerate(inputs):
+        if len(ids) > limit:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {limit} tokens. However, input {index} has {len(ids)}. "
+                "Shorten it, or embed it in parts.",
+                param="input",
+            )
+    return inputs
+
+
+def _require_dimensions(asked: int | None, dimensions: int | None) -> None:
+    if asked not in (None, dimensions):
+        raise InvalidRequest(
+            f"dimensions: this model's embeddings have {dimensions}, and shorter ones are not supported; leave it out",
+            param="dimensions",
+            code="unsupported_parameter",
+        )
+
+
+def _measure(exchange: Exchange, metrics: GatewayMetrics, output: EmbeddingOutput) -> None:
+    """An answer comes in one piece: its first token, for objectives, is the whole of it."""
+    exchange.first_token = exchange.last_token = monotonic()
+    elapsed = exchange.first_token - exchange.started
+    metrics.ttft.observe(elapsed)
+    metrics.e2e.observe(elapsed)
+    metrics.queue_time.observe(output.queue_seconds)
+    metrics.prompt_tokens.inc(exchange.prompt_tokens)
+
+
+async def _answer(gateway: Gateway, job: _Job, output: EmbeddingOutput, exchange: Exchange) -> web.Response:
+    vectors = output.vectors
+    assert vectors is not None, "embed() raises where the timeout was over"
+
+    def build() -> web.Response:
+        data = [
+            {"object": "embedding", "index": index, "embedding": _written(vector, as_base64=job.as_base64)}
+            for index, vector in enumerate(vectors)
+        ]
+        usage = {"prompt_tokens": exchange.prompt_tokens, "total_tokens": exchange.prompt_tokens}
+        return web.json_response({"object": "list", "data": data, "model": job.model, "usage": usage})
+
+    return await _by_size(gateway, sum(map(len, vectors)), build)
+
+
+def _written(vector: bytes, *, as_base64: bool) -> str | list[float]:
+    if as_base64:
+        return base64.b64encode(vector).decode("ascii")
+    numbers = array("f", vector)
+    if byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()
+
+
+async def _by_size(gateway: Gateway, size: int, work: Callable[[], Result]) -> Result:
+    """Do a piece of coding here, or in a worker where it would hold up everybody else."""
+    if size < _IN_WORKER_BYTES:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(gateway.workers, work)

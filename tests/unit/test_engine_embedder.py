@@ -1,0 +1,133 @@
+"""The step loop of a model that embeds: batches within their limits, answers whole, nobody lost."""
+
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline_server.engine.embedder import EmbeddingCore
+from paceline_server.engine.interface import EmbeddingRequest
+from paceline_server.engine.scheduler import SchedulerLimits
+from paceline_server.engine.testing import model_info
+from paceline_server.engine.window import DelayWindow
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class FakeEncoder:
+    """A vector says which text it is of."""
+
+    def __init__(self):
+        self.batches = []
+
+    def encode(self, texts):
+        self.batches.append([len(text) for text in texts])
+        return [vector_of(text) for text in texts]
+
+
+def vector_of(text):
+    return struct.pack("<2f", sum(text), len(text))
+
+
+def make_core(*, batch=4, budget=20, delay=0.0, clock=None):
+    encoder = FakeEncoder()
+    limits = SchedulerLimits(batch, budget)
+    core = EmbeddingCore(encoder, model_info(max_model_len=16), limits, DelayWindow(delay, batch), clock or Clock())
+    return core, encoder
+
+
+def run(core):
+    answers = []
+    while core.due_in() is not None:
+        answers += core.step()
+    return answers
+
+
+@settings(deadline=None)
+@given(
+    requests=st.lists(st.lists(st.integers(1, 16), min_size=1, max_size=7), min_size=1, max_size=12),
+    batch=st.integers(1, 6),
+)
+def test_every_request_gets_the_vectors_of_its_own_texts_in_their_order(requests, batch):
+    core, encoder = make_core(batch=batch)
+    inputs = {
+        str(number): [[number * 10 + index] * length for index, length in enumerate(lengths)]
+        for number, lengths in enumerate(requests)
+    }
+    for name, texts in inputs.items():
+        assert core.submit(EmbeddingRequest(name, texts)) is None
+    answers = run(core)
+    assert {answer.request_id: answer.vectors for answer in answers} == {
+        name: [vector_of(text) for text in texts] for name, texts in inputs.items()
+    }
+    assert [answer.request_id for answer in answers] == list(inputs), "the first to come is the first to be answered"
+    assert all(len(lengths) <= batch and sum(lengths) <= 20 for lengths in encoder.batches)
+    assert core.stats().waiting == core.stats().running == core.stats().waiting_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("texts", "named"), [([[1] * 17], "reads 16"), ([], "at least one text"), ([[1], []], "at least one token")]
+)
+def test_a_request_that_can_never_be_served_is_refused_for_good(texts, named):
+    core, _ = make_core()
+    refusal = core.submit(EmbeddingRequest("a", texts))
+    assert named in refusal.message
+    assert refusal.retry_after is None
+    assert core.due_in() is None
+
+
+def test_a_text_of_more_than_the_token_budget_is_refused_by_the_settings_name():
+    core, _ = make_core(budget=8)
+    assert "max_tokens_in_batch" in core.submit(EmbeddingRequest("a", [[1] * 9])).message
+
+
+def test_a_request_that_is_aborted_leaves_the_line_and_is_not_answered():
+    core, encoder = make_core(batch=1)
+    core.submit(EmbeddingRequest("gone", [[1], [2], [3]]))
+    core.submit(EmbeddingRequest("stays", [[4]]))
+    core.step()
+    core.abort("gone")
+    core.abort("gone")  # a second time is no error
+    assert [answer.request_id for answer in run(core)] == ["stays"]
+    assert len(encoder.batches) == 2
+
+
+def test_a_request_whose_timeout_is_over_is_answered_without_vectors():
+    clock = Clock()
+    core, encoder = make_core(clock=clock)
+    core.submit(EmbeddingRequest("late", [[1]], timeout=1.0))
+    clock.now = 1.5
+    [answer] = core.step()
+    assert (answer.request_id, answer.vectors) == ("late", None)
+    assert encoder.batches == []
+    assert core.stats().expirations == 1
+
+
+def test_busy_traffic_waits_for_company_and_a_full_batch_does_not():
+    clock = Clock()
+    core, encoder = make_core(batch=3, delay=0.5, clock=clock)
+    core.submit(EmbeddingRequest("first", [[1]]))
+    clock.now = 0.1
+    core.submit(EmbeddingRequest("second", [[1]]))
+    assert core.due_in() == pytest.approx(0.1)
+    assert core.step() == []
+    core.submit(EmbeddingRequest("third", [[1]]))
+    assert core.due_in() == 0.0
+    assert len(core.step()) == 3
+    assert encoder.batches == [[1, 1, 1]]
+
+
+def test_time_in_the_queue_ends_with_the_first_batch_of_a_request():
+    clock = Clock()
+    core, _ = make_core(batch=1, clock=clock)
+    core.submit(EmbeddingRequest("a", [[1], [2]]))
+    clock.now = 0.25
+    core.step()
+    clock.now = 0.75
+    assert core.step()[0].queue_seconds == 0.25
