@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from time import monotonic
 
 from paceline_server.config import ServerConfig
@@ -68,6 +69,18 @@ _THREADING = {"OMP_WAIT_POLICY": "PASSIVE"}
 _Item = TokenOutput | EmbeddingOutput | Exception
 
 
+@dataclass(slots=True)
+class _Stream:
+    """A request under way.
+
+    Attributes:
+        open: indexes of its answers that have not ended.
+    """
+
+    open: set[int]
+    items: asyncio.Queue[_Item] = field(default_factory=asyncio.Queue)
+
+
 class EngineClient:
     """Implements `Engine` over a socket pair to an engine process.
 
@@ -81,7 +94,7 @@ class EngineClient:
         self._command = command or (sys.executable, "-m", "paceline_server.engine.process")
         self._writer: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._streams: dict[str, asyncio.Queue[_Item]] = {}
+        self._streams: dict[str, _Stream] = {}
         self._phases: dict[str, StartupPhase] = {}
         self._failure: Failed | None = None
         self._ready = False
@@ -144,8 +157,8 @@ class EngineClient:
             Overloaded: while iterating, where the engine says that it would be too late.
             DeadlineExceeded: while iterating, where the request's timeout was over before its first token.
         """
-        async with self._submitted(request.request_id, Submit(request)) as items:
-            yield _outputs(items)
+        async with self._submitted(request.request_id, Submit(request), request.n) as items:
+            yield _outputs(items, request.n)
 
     async def embed(self, request: EmbeddingRequest) -> EmbeddingOutput:
         """Embed texts; cancelling it aborts the request.
@@ -165,22 +178,32 @@ class EngineClient:
         return item
 
     @asynccontextmanager
-    async def _submitted(self, request_id: str, message: Submit | Embed) -> AsyncIterator[asyncio.Queue[_Item]]:
+    async def _submitted(
+        self, request_id: str, message: Submit | Embed, answers: int = 1
+    ) -> AsyncIterator[asyncio.Queue[_Item]]:
         """Send a request, and give out what comes back; leaving the context aborts it."""
         writer = self._writer
         if not self._ready or writer is None:
             raise EngineUnavailable(
                 f"no engine is ready yet: {self.status.message}; try again", retry_after=_RETRY_AFTER_SECONDS
             )
-        items: asyncio.Queue[_Item] = asyncio.Queue()
-        self._streams[request_id] = items
+        stream = self._streams[request_id] = _Stream(set(range(answers)))
         writer.write(encode(message))
         try:
-            yield items
+            yield stream.items
         finally:
             # A request that ended is gone from the table already; only one that is under way has to be aborted.
             if self._streams.pop(request_id, None) is not None and not writer.is_closing():
                 writer.write(encode(Abort(request_id)))
+
+    def cut(self, request_id: str, index: int) -> None:
+        """End one answer of a request under way that asks for several; the others go on."""
+        stream = self._streams.get(request_id)
+        if stream is None or index not in stream.open:
+            return
+        stream.open.remove(index)
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(encode(Abort(request_id, index)))
 
     async def _run_once(self) -> None:
         """One life of the engine process, from start to death."""
@@ -224,11 +247,11 @@ class EngineClient:
             case Step(outputs, stats):
                 self._stats = stats
                 for output in outputs:
-                    self._deliver(output.request_id, output, last=output.finish is not None)
+                    self._deliver_output(output)
             case Embedded(embedded, stats):
                 self._stats = stats
                 for answer in embedded:
-                    self._deliver(answer.request_id, answer, last=True)
+                    self._deliver_last(answer.request_id, answer)
             case Phase(phase):
                 self._end_start_engine(begun)
                 self._note(phase)
@@ -239,14 +262,24 @@ class EngineClient:
             case Failed():
                 self._failure = message
             case Refused(request_id, text, retry_after):
-                self._deliver(request_id, _refusal(text, retry_after), last=True)
+                self._deliver_last(request_id, _refusal(text, retry_after))
             case _:
                 raise AssertionError(f"the engine sent {type(message).__name__}")
 
-    def _deliver(self, request_id: str, item: _Item, *, last: bool) -> None:
-        items = self._streams.pop(request_id, None) if last else self._streams.get(request_id)
-        if items is not None:  # else it was aborted a moment ago
-            items.put_nowait(item)
+    def _deliver_last(self, request_id: str, item: _Item) -> None:
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.items.put_nowait(item)
+
+    def _deliver_output(self, output: TokenOutput) -> None:
+        stream = self._streams.get(output.request_id)
+        if stream is None or output.index not in stream.open:
+            return  # it was aborted a moment ago
+        stream.items.put_nowait(output)
+        if output.finish is not None:
+            stream.open.remove(output.index)
+            if not stream.open:
+                del self._streams[output.request_id]
 
     def _note(self, phase: StartupPhase) -> None:
         self._phases[phase.name] = phase
@@ -265,8 +298,8 @@ class EngineClient:
             self._writer.close()
             self._writer = None
         lost, self._streams = self._streams, {}
-        for items in lost.values():
-            items.put_nowait(
+        for stream in lost.values():
+            stream.items.put_nowait(
                 EngineLost("the engine process died while it worked on this request; it is being restarted")
             )
 
@@ -279,7 +312,8 @@ class EngineClient:
         raise EngineFailed(f"the engine process ended while starting: {_describe_exit(self._process.returncode)}")
 
 
-async def _outputs(items: asyncio.Queue[_Item]) -> AsyncIterator[TokenOutput]:
+async def _outputs(items: asyncio.Queue[_Item], answers: int) -> AsyncIterator[TokenOutput]:
+    """What comes for a request, until all its answers have ended; one that is cut has its reader leave before that."""
     started = False
     while True:
         item = await items.get()
@@ -290,7 +324,8 @@ async def _outputs(items: asyncio.Queue[_Item]) -> AsyncIterator[TokenOutput]:
             raise DeadlineExceeded("the request's time was over before it could start")
         started = True
         yield item
-        if item.finish is not None:
+        answers -= item.finish is not None
+        if not answers:
             return
 
 

@@ -18,6 +18,7 @@ from paceline_server.engine.forecast import Forecast
 from paceline_server.engine.interface import EngineStats, GenerationRequest, ModelInfo, TokenOutput
 from paceline_server.engine.pacing import Pacer
 from paceline_server.engine.policies import tpot_targets, ttft_targets, waiting_line
+from paceline_server.engine.samples import SampleGroups, split
 from paceline_server.engine.scheduler import Scheduled, SchedulerLimits
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.steptime import StepShape, StepTimeModel
@@ -68,6 +69,7 @@ class EngineCore:
         )
         self._runner = runner
         self._eos = frozenset(info.eos_token_ids)
+        self._samples = SampleGroups()
         self._clock = clock
         self._steps = 0
         self._computed_tokens = 0
@@ -99,23 +101,23 @@ class EngineCore:
         reason = self._why_never(request)
         if reason is not None:
             return Refusal(reason)
-        room = min(self.info.max_model_len, self.info.kv_capacity_tokens)
-        sequence = Sequence(
-            request,
-            arrival=now if arrival is None else arrival,
-            max_tokens=min(request.max_tokens, room - len(request.prompt_token_ids)),
-            eos_token_ids=self._eos,
-        )
-        refusal = self.admission.refusal(sequence, now) if judge and not self._by_request else None
+        samples = self._sequences(request, now if arrival is None else arrival)
+        refusal = self.admission.refusal(samples[0], now) if judge and not self._by_request else None
         if refusal is None:
-            self.scheduler.add(sequence)
-            self._window.note(sequence.arrival)
+            self.scheduler.add(samples[0])
+            self._window.note(samples[0].arrival)
+            if len(samples) > 1:
+                self._samples.open(request.request_id, samples)
         return refusal
 
-    def abort(self, request_id: str) -> None:
-        """Drop a request; unknown ones (already finished) are no error."""
-        self.scheduler.abort(request_id)
-        self.admission.forget(request_id)
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Drop a request, or one answer of it; unknown ones (already finished) are no error."""
+        leaving, entering = self._samples.leave(request_id, index)
+        for one in entering:
+            self.scheduler.add(one)
+        for name in leaving:
+            self.scheduler.abort(name)
+            self.admission.forget(name)
 
     def step(self) -> list[TokenOutput]:
         """Run one step over whatever is due; returns the new tokens, and the ends of those that ran out of time."""
@@ -123,7 +125,7 @@ class EngineCore:
         expired = self._expire(begin)
         due = self._due_in(begin)
         if due is None or due > 0.0:
-            return expired
+            return self._name(expired)
         plan = self.scheduler.schedule(begin)
         shape = StepShape.of((item.sequence.num_computed, item.count) for item in plan)
         slices = [item.sequence.slice(item.count) for item in plan]
@@ -135,14 +137,14 @@ class EngineCore:
         self.admission.learn(plan, outputs, executed)
         self._account(plan, begin, scheduled, executed)
         self.step_time.observe(shape, self._clock() - begin)
-        return expired + outputs
+        return self._name(expired + outputs)
 
     def stats(self) -> EngineStats:
         """Gauges of this moment and totals since the start."""
         scheduler, tables = self.scheduler, self.scheduler.tables.totals
         oldest = scheduler.waiting.oldest_arrival
         return EngineStats(
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + self._samples.num_held,
             running=len(scheduler.running),
             waiting_tokens=scheduler.waiting.num_tokens,
             kv_usage=1.0 - scheduler.blocks.num_free / scheduler.blocks.num_blocks,
@@ -161,11 +163,36 @@ class EngineCore:
             stage_seconds=dict(self._stage_seconds),
         )
 
+    def _sequences(self, request: GenerationRequest, arrival: float) -> list[Sequence]:
+        """The samples that a request asks for."""
+        room = min(self.info.max_model_len, self.info.kv_capacity_tokens)
+        return [
+            Sequence(
+                sample,
+                arrival=arrival,
+                max_tokens=min(request.max_tokens, room - len(request.prompt_token_ids)),
+                eos_token_ids=self._eos,
+                group=request.request_id if request.n > 1 else None,
+            )
+            for sample in split(request)
+        ]
+
+    def _name(self, outputs: list[TokenOutput]) -> list[TokenOutput]:
+        """Outputs under the names of their requests; samples enter the line whose prompt is there now."""
+        if not len(self._samples):
+            return outputs
+        named, entering = self._samples.note(outputs)
+        for one in entering:
+            self.scheduler.add(one)
+        return named
+
     def _why_never(self, request: GenerationRequest) -> str | None:
         prompt = len(request.prompt_token_ids)
         room = min(self.info.max_model_len, self.info.kv_capacity_tokens)
         if prompt == 0 or request.max_tokens < 1:
             return "a request needs at least one prompt token and one output token"
+        if request.n < 1:
+            return f"a request asks for at least one answer, not {request.n}"
         if request.weight <= 0:
             return f"a tenant's weight is above 0, not {request.weight}"
         if prompt + 1 > room:

@@ -40,7 +40,7 @@ class Task(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to generate.
+    """One answer to generate, or several to the same prompt.
 
     Attributes:
         request_id: unique among the requests under way.
@@ -55,6 +55,7 @@ class GenerationRequest:
         priority: smaller goes first (policy `priority`).
         tenant: on whose account the request runs; tenants share the engine by weight (policy `slo`).
         weight: the tenant's share relative to others, > 0.
+        n: answers, >= 1; each is drawn with a seed of its own, `sampling.seed` plus its index.
         timeout: seconds from the engine's receipt after which nobody wants the answer any more; None is no limit. A
             request that runs out of it while it waits never takes a slot, a running one is stopped.
     """
@@ -72,18 +73,20 @@ class GenerationRequest:
     tenant: str = ""
     weight: float = 1.0
     timeout: float | None = None
+    n: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """What one step brought for one request.
+    """What one step brought for one answer to a request.
 
     Attributes:
         token_ids: the new tokens, in order. Where `finish` is STOP the last one is the stop token: it counts in usage
             and is no text. Where it is TIMEOUT there are none.
-        finish: set on the last output of the request.
+        finish: set on the last output of the answer.
         cached_tokens: prompt tokens found in the prefix cache; the same on every output.
         queue_seconds: from the engine's receipt of the request to its first scheduling; the same on every output.
+        index: of the answer, from 0 to the request's n - 1.
     """
 
     request_id: str
@@ -91,6 +94,7 @@ class TokenOutput:
     finish: FinishReason | None = None
     cached_tokens: int = 0
     queue_seconds: float = 0.0
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +253,7 @@ class Engine(Protocol):
         ...
 
     def stream(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[TokenOutput]]:
-        """Run one request; leaving the context aborts it, and its blocks are back by the next step.
+        """Run one request; leaving the context aborts all its answers, and their blocks are back by the next step.
 
         Raises:
             EngineUnavailable: on entry, where no engine is ready.
@@ -267,4 +271,8 @@ class Engine(Protocol):
             EngineLost: the engine died meanwhile.
             DeadlineExceeded: the request's timeout was over before its last text was embedded.
         """
+        ...
+
+    def cut(self, request_id: str, index: int) -> None:
+        """End one answer of a request under way that asks for several; the others go on."""
         ...

@@ -153,7 +153,7 @@ def _apply(message: Message, wire: Wire, core: Core) -> None:
         if refusal is not None:
             wire.send(Refused(message.request.request_id, refusal.message, refusal.retry_after))
     elif isinstance(message, Abort):
-        core.abort(message.request_id)
+        core.abort(message.request_id, message.index)
     else:
         raise AssertionError(f"the gateway sent {type(message).__name__}")
 

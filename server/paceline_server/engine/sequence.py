@@ -34,6 +34,7 @@ class Sequence:
         token_ids: prompt and output so far.
         num_computed: tokens whose KV is in the cache.
         block_table: physical blocks of the logical ones.
+        group: names the request for several answers that it is one of; they share the prompt's blocks.
         parked: its KV in host memory, while it waits to be resumed.
         cached_tokens: prompt tokens that the prefix cache brought at the first admission.
         max_tokens: output tokens at most: the request's, or what the pool can hold.
@@ -50,6 +51,7 @@ class Sequence:
     token_ids: list[int] = field(init=False)
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
+    group: str | None = None
     parked: Parked | None = None
     cached_tokens: int | None = None
     first_scheduled: float | None = None

@@ -1,4 +1,4 @@
-"""Which blocks a sequence holds: placing it, growing it, booking what was computed, parking it, taking its blocks back.
+"""Which blocks a sequence holds: placing or forking it, growing it, booking, parking it, taking its blocks back.
 
 The scheduler decides who runs; it calls `BlockTables` for what that means for the blocks. Contents are moved by the
 runner: a table collects the copies in the order in which they were decided, and the step carries them.
@@ -43,6 +43,7 @@ class BlockTables:
         self._swap = swap or SwapSpace(0)
         self._costs = costs
         self._promised = PromisedBlocks()
+        self._groups: dict[str, list[Sequence]] = {}  # those that hold blocks, by their group
         self._copies: list[BlockCopy] = []
 
     def cached_tokens(self, sequence: Sequence) -> int:
@@ -65,17 +66,24 @@ class BlockTables:
             sequence: without blocks; it has them, and `num_computed`, after.
             reserve: blocks that must stay free.
         """
-        prefix = self._cached_prefix(sequence)
+        donor = self._donor(sequence)
+        if donor is None:
+            prefix = self._cached_prefix(sequence)
+        else:
+            prefix = donor.block_table[: self._shared_with(sequence)]
         fresh = self.blocks.blocks_for(sequence.num_tokens) - len(prefix)
         if self.blocks.num_free_without(prefix) < fresh + reserve:
             return False
         self.blocks.hold(prefix)
         sequence.block_table = prefix + self.blocks.allocate(fresh)
-        sequence.num_computed = len(prefix) * self.blocks.block_size
-        self._count_prefix(sequence)
-        self._unpark(sequence, len(prefix))
+        if donor is None:
+            self._fill(sequence, len(prefix))
+        else:
+            self._fork(sequence, donor)
         if self.blocks.prefix_caching:
             self._promise(sequence)
+        if sequence.group is not None:
+            self._groups.setdefault(sequence.group, []).append(sequence)
         return True
 
     def grow(self, sequence: Sequence) -> bool:
@@ -103,6 +111,7 @@ class BlockTables:
     def release(self, sequence: Sequence) -> None:
         """Take back everything that a sequence holds."""
         self._promised.break_all(sequence.request_id)
+        self._leave_group(sequence)
         self.blocks.release(sequence.block_table)
         sequence.block_table = []
         self._free_parked(sequence)
@@ -116,6 +125,8 @@ class BlockTables:
         """Raise AssertionError unless blocks, slots and sequences agree. For tests, after every step."""
         self.blocks.check_integrity(sequence.block_table for sequence in running)
         held: list[int] = []
+        grouped = {sequence.request_id for members in self._groups.values() for sequence in members}
+        assert grouped <= {sequence.request_id for sequence in running}, "a stale group"
         for sequence in running:
             assert 0 <= sequence.num_computed < sequence.num_tokens, "a running sequence has nothing to compute"
             assert len(sequence.block_table) >= self.blocks.blocks_for(sequence.num_computed), "KV without a block"
@@ -138,11 +149,41 @@ class BlockTables:
         """Blocks that may come from the cache: full ones, but the last token is computed for its logits."""
         return (sequence.num_tokens - 1) // self.blocks.block_size
 
-    def _count_prefix(self, sequence: Sequence) -> None:
+    def _fill(self, sequence: Sequence, cached: int) -> None:
+        """Note what the cached blocks at the front of a new table hold, and bring back what is parked."""
+        sequence.num_computed = cached * self.blocks.block_size
         self.totals.prefix_queried_tokens += sequence.num_tokens
         self.totals.prefix_hit_tokens += sequence.num_computed
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.num_computed
+        self._unpark(sequence, cached)
+
+    def _donor(self, sequence: Sequence) -> Sequence | None:
+        """A running sequence of the same group whose prompt is computed, where forking it brings most."""
+        members = self._groups.get(sequence.group, ()) if sequence.group is not None else ()
+        prompt = len(sequence.request.prompt_token_ids)
+        if sequence.parked is not None or self.cached_tokens(sequence) >= prompt:
+            return None
+        return next((one for one in members if one.num_computed >= prompt), None)
+
+    def _shared_with(self, sequence: Sequence) -> int:
+        """Blocks of a prompt that its samples share: all before that of its last token, which each computes anew."""
+        return (len(sequence.request.prompt_token_ids) - 1) // self.blocks.block_size
+
+    def _fork(self, sequence: Sequence, donor: Sequence) -> None:
+        """Copy the block that both would write to; what the donor wrote behind the prompt is overwritten in time."""
+        shared, prompt = self._shared_with(sequence), len(sequence.request.prompt_token_ids)
+        self._copies.append(BlockCopy(CopyKind.WITHIN, donor.block_table[shared], sequence.block_table[shared]))
+        sequence.num_computed = min(prompt, sequence.num_tokens - 1)
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = sequence.num_computed
+
+    def _leave_group(self, sequence: Sequence) -> None:
+        members = self._groups.get(sequence.group or "", [])
+        if sequence in members:  # not so while it waits, nor in a batch by request, which forks nothing
+            members.remove(sequence)
+            if not members:
+                del self._groups[sequence.group or ""]
 
     def _promise(self, sequence: Sequence) -> None:
         size = self.blocks.block_size

@@ -52,9 +52,10 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Gateway to engine: nobody listens to this request any more."""
+    """Gateway to engine: nobody listens any more to this request, or to the answer of this index."""
 
     request_id: str
+    index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,5 @@ def _info(payload: tuple[Any, ...]) -> ModelInfo:
 
 
 def _output(payload: tuple[Any, ...]) -> TokenOutput:
-    request_id, token_ids, finish, cached_tokens, queue_seconds = payload
-    return TokenOutput(
-        request_id, token_ids, None if finish is None else FinishReason(finish), cached_tokens, queue_seconds
-    )
+    request_id, token_ids, finish, *rest = payload
+    return TokenOutput(request_id, token_ids, None if finish is None else FinishReason(finish), *rest)
