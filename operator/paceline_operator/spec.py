@@ -76,6 +76,7 @@ class EngineSpec(_Section):
     swap_space_gb: Annotated[float, Field(ge=0)] | None = None  # gigabytes
     prefix_caching: bool | None = None
     worker_threads: Count | None = None
+    max_n: Annotated[int, Field(ge=1, le=128)] | None = None  # answers to one request
     max_body_bytes: Count | None = None  # bytes
     max_queued_requests: Count | None = None
     max_queued_tokens: Count | None = None

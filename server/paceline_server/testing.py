@@ -10,7 +10,7 @@ import json
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,7 @@ class FakeEngine:
         requests: all that were submitted to generate; `embedded`: those to embed.
         running: ids of those whose stream is open.
         aborted: ids of those whose stream was left before its end.
+        cuts: ids and indexes of single answers that were ended.
         outputs: how many were handed out.
     """
 
@@ -106,6 +107,7 @@ class FakeEngine:
     embedded: list[EmbeddingRequest] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
+    cuts: list[tuple[str, int]] = field(default_factory=list)
     outputs: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -148,7 +150,7 @@ class FakeEngine:
             yield self._outputs(request, finished)
         finally:
             self.running.discard(request.request_id)
-            if not finished:
+            if len(finished) < request.n:
                 self.aborted.append(request.request_id)
             self._note()
 
@@ -160,6 +162,10 @@ class FakeEngine:
         vectors = [struct.pack("<2f", text[0], len(text)) for text in request.inputs]
         return EmbeddingOutput(request.request_id, vectors)
 
+    def cut(self, request_id: str, index: int) -> None:
+        """End one answer; the script goes on for the others."""
+        self.cuts.append((request_id, index))
+
     async def until(self, condition: Callable[[FakeEngine], bool]) -> None:
         """Return when a submission, an output or an end has made `condition` true."""
         while not condition(self):
@@ -168,7 +174,7 @@ class FakeEngine:
 
     async def _outputs(self, request: GenerationRequest, finished: list[TokenOutput]) -> AsyncIterator[TokenOutput]:
         script = self.script(request) if callable(self.script) else self.script
-        generated = 0
+        generated = 0  # by each answer: all follow the script, one after the other in each step
         for item in [*script, END_OF_TURN]:
             if isinstance(item, asyncio.Event):
                 await item.wait()
@@ -177,11 +183,14 @@ class FakeEngine:
                 raise item
             output = _step(request, item, generated)
             generated += len(output.token_ids)
-            self.outputs += 1
-            self._note()
-            if output.finish is not None:
-                finished.append(output)
-            yield output
+            for index in range(request.n):
+                if (request.request_id, index) in self.cuts:
+                    continue
+                self.outputs += 1
+                self._note()
+                if output.finish is not None:
+                    finished.append(output)
+                yield replace(output, index=index)
             if output.finish is not None:
                 return
 

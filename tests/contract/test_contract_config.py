@@ -34,6 +34,7 @@ EXAMPLES = {
     "swap_space_gb": 0.5,
     "prefix_caching": False,
     "worker_threads": 1,
+    "max_n": 4,
     "max_body_bytes": 1000,
     "max_queued_requests": 10,
     "max_queued_tokens": 1000,

@@ -173,3 +173,22 @@ async def test_the_process_ends_with_its_supervisor():
         pid = client._process.pid
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_a_request_for_several_answers_streams_them_all_and_one_can_be_cut():
+    async with running_client() as (client, _):
+        await until(lambda: client.status.ready)
+        wanted = replace(request("r", (1, 2, 3), 6), n=3)
+        tokens = {index: [] for index in range(3)}
+        async with client.stream(wanted) as outputs:
+            async for output in outputs:
+                tokens[output.index] += output.token_ids
+        assert tokens == {index: expected_tokens((1, 2, 3), 6) for index in range(3)}
+
+        async with client.stream(replace(request("s", (1, 2), 300), n=3)) as outputs:
+            await anext(outputs)
+            await until(lambda: client.stats.running == 3)
+            client.cut("s", 1)
+            client.cut("s", 1)
+            await until(lambda: client.stats.running == 2)
+        await until(lambda: client.stats.running == 0 and client.stats.kv_usage == 0)

@@ -251,7 +251,7 @@ async def test_what_is_known_up_front_fails_alike_streamed_and_whole(
             ({"max_tokens": -1}, 400, "max_tokens", "invalid_value"),
             ({"model": "other"}, 404, "model", "model_not_found"),
             ({"colour": "red"}, 400, "colour", "unknown_parameter"),
-            ({"n": 2}, 400, "n", "unsupported_parameter"),
+            ({"n": 17}, 400, "n", "invalid_value"),
             ({"stop_token_ids": [400]}, 400, "stop_token_ids", "invalid_value"),
         ):
             got, answer = await post(server, path, body, stream=streamed, **fields)

@@ -56,9 +56,6 @@ def test_values_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
-        ("n", 100_000),
-        ("n", True),
         ("frequency_penalty", 0.5),
         ("logit_bias", {str(token): -100 for token in range(300_000)}),
         ("logprobs", True),
@@ -96,6 +93,11 @@ def test_completions_refuse_their_own_unsupported_fields(field: str, value: Any)
         ("max_tokens", "5", "integer, not '5'"),
         ("max_tokens", 2.5, "integer"),
         ("max_tokens", True, "integer, not True"),
+        ("n", 0, "must be greater than or equal to 1, not 0"),
+        ("n", 129, "less than or equal to 128"),
+        ("n", 100_000, "less than or equal to 128"),
+        ("n", True, "integer, not True"),
+        ("n", "2", "integer"),
         ("temperature", 2.1, "less than or equal to 2"),
         ("temperature", -0.1, "greater than or equal to 0"),
         ("temperature", True, "number"),
@@ -171,7 +173,7 @@ def test_a_flood_of_unknown_fields_is_not_looked_at_one_by_one() -> None:
 
 
 def test_every_mistake_is_named_up_to_a_bound() -> None:
-    error = refusal(chat, temperature=9, top_p=9, seed="x", stop="", stream=1, n=2, colour="red")
+    error = refusal(chat, temperature=9, top_p=9, seed="x", stop="", stream=1, n=0, colour="red")
     assert error.param == "temperature"
     assert "and 2 more mistakes" in error.message
 

@@ -39,6 +39,7 @@ ENGINE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "swap_space_gb": ("kv_cache",),
         "prefix_caching": ("kv_cache",),
         "worker_threads": ("gateway",),
+        "max_n": ("gateway",),
         "max_body_bytes": ("gateway",),
         "max_queued_requests": ("gateway", "backpressure"),
         "max_queued_tokens": ("gateway", "backpressure"),

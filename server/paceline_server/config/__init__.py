@@ -54,6 +54,7 @@ class GatewayConfig(Group):
     host: str = Field("0.0.0.0", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and logs it.")
     worker_threads: Positive = Field(2, description="Threads that tokenise and render chat templates.")
+    max_n: int = Field(16, ge=1, le=128, description="Answers that one request may ask for (its field n).")
     max_body_bytes: Positive = Field(32 * 1024 * 1024, description="Largest request body, in bytes; beyond it 413.")
     drain_seconds: float = Field(
         60.0, ge=0, description="How long running streams may take to finish after SIGTERM or POST /drain."

@@ -1,9 +1,9 @@
 """Requests for several answers to one prompt (`n` > 1): each answer is a sequence of its own, and the prompt is one.
 
 `core` splits a request here. The first sample enters the waiting line alone; when its prompt is computed the others
-follow, and `tables` forks their blocks from it instead of computing the prompt again. If the first one goes before that,
-the others enter at once. Sample i is drawn with the request's seed + i, so that it is what a single request with that
-seed would get.
+follow, and `tables` forks their blocks from it instead of computing the prompt again. If the first one goes before
+that, the others enter at once. Sample i is drawn with the request's seed + i, so that it is what a single request with
+that seed would get.
 """
 
 from __future__ import annotations
@@ -95,10 +95,7 @@ class SampleGroups:
         group = self._groups.get(request_id)
         if group is None:
             return [request_id], []
-        if index is None:
-            leaving = list(group.open)
-        else:
-            leaving = [index] if index in group.open else []
+        leaving = [one for one in group.open if index in (None, one)]
         ids = [group.open[one] for one in leaving]
         first_leaves = any(sample not in {one.request_id for one in group.held} for sample in ids)
         group.held = [one for one in group.held if one.request_id not in ids]

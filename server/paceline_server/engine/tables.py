@@ -67,10 +67,7 @@ class BlockTables:
             reserve: blocks that must stay free.
         """
         donor = self._donor(sequence)
-        if donor is None:
-            prefix = self._cached_prefix(sequence)
-        else:
-            prefix = donor.block_table[: self._shared_with(sequence)]
+        prefix = donor.block_table[: self._shared_with(sequence)] if donor else self._cached_prefix(sequence)
         fresh = self.blocks.blocks_for(sequence.num_tokens) - len(prefix)
         if self.blocks.num_free_without(prefix) < fresh + reserve:
             return False

@@ -36,21 +36,23 @@ class Account:
             self._allowance.count_request()
 
     @contextmanager
-    def charge(self, exchange: Exchange, asked: int | None, room: int) -> Iterator[None]:
+    def charge(self, exchange: Exchange, asked: int | None, room: int, answers: int = 1) -> Iterator[None]:
         """Reserve the tokens of a request; on leaving, book what it has used.
 
         A request that we refuse before its first token uses nothing. One whose client goes away by then has used its
         prompt: computing prompts for nobody must not be free.
 
         Args:
-            asked: tokens that the client lets the answer have, or None.
-            room: tokens that the answer may have in any case.
+            asked: tokens that the client lets an answer have, or None.
+            room: tokens that an answer may have in any case.
+            answers: how many the client wants.
 
         Raises:
             InsufficientAllowance: it is over a limit.
         """
         with self._told(exchange):
-            reservation = self._allowance.reserve(exchange.prompt_tokens, asked, room)
+            asked_in_all = None if asked is None else asked * answers
+            reservation = self._allowance.reserve(exchange.prompt_tokens, asked_in_all, room * answers)
         refused = False
         try:
             yield

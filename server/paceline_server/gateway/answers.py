@@ -64,20 +64,20 @@ class Endpoint(Protocol[Fields]):
         """The prompt's token ids."""
         ...
 
-    def opening(self) -> list[Json]:
-        """Choices that open a stream, one chunk each."""
+    def opening(self, index: int) -> list[Json]:
+        """Chunks' choices that open one choice of a stream."""
         ...
 
-    def piece(self, text: str) -> Json:
+    def piece(self, index: int, text: str) -> Json:
         """The choice of a chunk that carries text."""
         ...
 
-    def closing(self, finish: FinishReason) -> Json:
-        """The choice of a stream's last chunk."""
+    def closing(self, index: int, finish: FinishReason) -> Json:
+        """The choice of the last chunk of one choice of a stream."""
         ...
 
-    def whole(self, text: str, finish: FinishReason) -> Json:
-        """The choice of a whole answer."""
+    def whole(self, index: int, text: str, finish: FinishReason) -> Json:
+        """One choice of a whole answer."""
         ...
 
 

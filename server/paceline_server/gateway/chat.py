@@ -26,26 +26,26 @@ class ChatEndpoint:
         knows_developer = text.renderer is not None and text.renderer.template.knows_developer
         return await text.encode_chat([_for_template(message, knows_developer) for message in fields.messages])
 
-    def opening(self) -> list[Json]:
+    def opening(self, index: int) -> list[Json]:
         """The role comes in a first chunk of its own."""
-        return [_chunk({"role": "assistant", "content": ""}, None)]
+        return [_chunk(index, {"role": "assistant", "content": ""}, None)]
 
-    def piece(self, text: str) -> Json:
+    def piece(self, index: int, text: str) -> Json:
         """New text of the message."""
-        return _chunk({"content": text}, None)
+        return _chunk(index, {"content": text}, None)
 
-    def closing(self, finish: FinishReason) -> Json:
+    def closing(self, index: int, finish: FinishReason) -> Json:
         """An empty delta with the reason."""
-        return _chunk({}, finish)
+        return _chunk(index, {}, finish)
 
-    def whole(self, text: str, finish: FinishReason) -> Json:
+    def whole(self, index: int, text: str, finish: FinishReason) -> Json:
         """The whole message."""
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": 0, "message": message, "logprobs": None, **finish_fields(finish)}
+        return {"index": index, "message": message, "logprobs": None, **finish_fields(finish)}
 
 
-def _chunk(delta: Json, finish: FinishReason | None) -> Json:
-    return {"index": 0, "delta": delta, "logprobs": None, **finish_fields(finish)}
+def _chunk(index: int, delta: Json, finish: FinishReason | None) -> Json:
+    return {"index": index, "delta": delta, "logprobs": None, **finish_fields(finish)}
 
 
 def _for_template(message: Message, knows_developer: bool) -> dict[str, str]:

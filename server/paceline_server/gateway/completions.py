@@ -37,22 +37,22 @@ class CompletionEndpoint:
             raise InvalidRequest("prompt: it has no tokens", param="prompt", code="invalid_value")
         return ids
 
-    def opening(self) -> list[Json]:
+    def opening(self, index: int) -> list[Json]:
         """Text begins with the first piece."""
         return []
 
-    def piece(self, text: str) -> Json:
+    def piece(self, index: int, text: str) -> Json:
         """New text of the continuation."""
-        return _choice(text, None)
+        return _choice(index, text, None)
 
-    def closing(self, finish: FinishReason) -> Json:
+    def closing(self, index: int, finish: FinishReason) -> Json:
         """Empty text with the reason."""
-        return _choice("", finish)
+        return _choice(index, "", finish)
 
-    def whole(self, text: str, finish: FinishReason) -> Json:
+    def whole(self, index: int, text: str, finish: FinishReason) -> Json:
         """The whole continuation."""
-        return _choice(text, finish)
+        return _choice(index, text, finish)
 
 
-def _choice(text: str, finish: FinishReason | None) -> Json:
-    return {"index": 0, "text": text, "logprobs": None, **finish_fields(finish)}
+def _choice(index: int, text: str, finish: FinishReason | None) -> Json:
+    return {"index": index, "text": text, "logprobs": None, **finish_fields(finish)}

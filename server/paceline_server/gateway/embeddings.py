@@ -107,7 +107,7 @@ def _require_dimensions(asked: int | None, dimensions: int | None) -> None:
 
 def _measure(exchange: Exchange, metrics: GatewayMetrics, output: EmbeddingOutput) -> None:
     """An answer comes in one piece: its first token, for objectives, is the whole of it."""
-    exchange.first_token = exchange.last_token = monotonic()
+    exchange.first_token = monotonic()
     elapsed = exchange.first_token - exchange.started
     metrics.ttft.observe(elapsed)
     metrics.e2e.observe(elapsed)

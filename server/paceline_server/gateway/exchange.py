@@ -39,7 +39,6 @@ class Exchange:
     cached_tokens: int = 0
     completion_tokens: int = 0
     first_token: float | None = None
-    last_token: float | None = None
     finish: FinishReason | None = None
     stream: EventStream | None = None
     headers: dict[str, str] = field(default_factory=dict)

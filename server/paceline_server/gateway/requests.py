@@ -33,6 +33,7 @@ from paceline_server.gateway.fields import (
 )
 
 MAX_MESSAGES = 2048
+MAX_N = 128  # as in the OpenAI reference; gateway.max_n may be less
 
 _GREEDY_BELOW = 1e-5  # dividing logits by less only makes infinities out of them
 _LEAST_TOP_P = 1e-9  # stands for 0: the nucleus is then the most likely token alone
@@ -73,8 +74,8 @@ class GenerationFields(_Strict):
     priority: Annotated[int | None, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = None
     timeout: Annotated[float | None, Field(gt=0, le=MAX_TIMEOUT_SECONDS)] = None
     user: Label = None
+    n: Annotated[int | None, Field(ge=1, le=MAX_N)] = None
 
-    n: Annotated[Any, only(1)] = None
     frequency_penalty: Annotated[Any, only(0)] = None
     presence_penalty: Annotated[Any, only(0)] = None
     repetition_penalty: Annotated[Any, only(1)] = None

@@ -15,22 +15,22 @@ from typing import Any
 
 from aiohttp import web
 
-from paceline_server.engine.interface import FinishReason, GenerationRequest, Task
-from paceline_server.errors import ContextLengthExceeded
-from paceline_server.gateway.answers import Endpoint, Head, Json, usage
-from paceline_server.gateway.assembly import Delta, TextAssembly
+from paceline_server.engine.interface import GenerationRequest, Task
+from paceline_server.errors import ContextLengthExceeded, InvalidRequest
+from paceline_server.gateway.answers import Endpoint, Head
+from paceline_server.gateway.assembly import TextAssembly
 from paceline_server.gateway.context import output_tokens, refuse_limit_beyond_context
 from paceline_server.gateway.detokenizer import Detokenizer
-from paceline_server.gateway.exchange import EXCHANGE, Exchange
+from paceline_server.gateway.exchange import EXCHANGE
 from paceline_server.gateway.generation import Meter, generate
 from paceline_server.gateway.mistakes import validate
 from paceline_server.gateway.model_text import ModelText
 from paceline_server.gateway.requests import GenerationFields
 from paceline_server.gateway.state import GATEWAY, Gateway, identify
-from paceline_server.gateway.stream import EventStream
 from paceline_server.gateway.strict_json import parse_object
 from paceline_server.gateway.tenants import Tenant
 from paceline_server.gateway.urgency import TIMEOUT_HEADER, urgency
+from paceline_server.gateway.writers import Streamed, Whole
 
 _PARSE_IN_WORKER_BYTES = 64 * 1024  # smaller bodies are parsed faster than a thread is woken
 
@@ -40,7 +40,7 @@ class _Job:
     """A request that was found in order. It keeps token ids and no text: thousands may wait."""
 
     request: GenerationRequest
-    assembly: TextAssembly
+    assemblies: list[TextAssembly]
     head: Head
     stream: bool
     include_usage: bool
@@ -62,11 +62,11 @@ async def answer(request: web.Request, endpoint: Endpoint[Any]) -> web.StreamRes
         account.count_request(exchange)
         with gateway.backpressure.enter() as ticket:
             job = await _prepare(request, endpoint, text, tenant)
-            with account.charge(exchange, job.asked, job.request.max_tokens):
+            with account.charge(exchange, job.asked, job.request.max_tokens, job.request.n):
                 gateway.backpressure.submit(ticket, exchange.prompt_tokens)
                 meter = Meter(exchange, gateway.metrics, on_start=lambda: gateway.backpressure.started(ticket))
-                writer = _Streamed(request, endpoint, job) if job.stream else _Whole(exchange, endpoint, job)
-                await generate(gateway.engine, job.request, job.assembly, meter, writer.take)
+                writer = _writer(request, endpoint, job)
+                await generate(gateway.engine, job.request, job.assemblies, meter, writer.take)
                 return await writer.finish()
 
 
@@ -75,6 +75,7 @@ async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelTex
     async with gateway.bodies.body(request) as body:
         fields = await _read(body, endpoint, gateway)
         gateway.require_model(fields.model)
+        _refuse_many_answers(fields.n or 1, gateway.config.gateway.max_n)
         refuse_limit_beyond_context(fields.output_limit, fields.output_limit_field, text.info)
         text.refuse_unknown(fields.stop_token_ids, "stop_token_ids")
         urgent = urgency(fields, request.headers.get(TIMEOUT_HEADER), gateway.config.scheduling, tenant.config)
@@ -82,7 +83,7 @@ async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelTex
     exchange.prompt_tokens = len(prompt)
     fingerprint = gateway.fingerprint(text.info)
     head = Head(endpoint.id_prefix + exchange.id, exchange.created, fields.model, fingerprint, urgent.service_tier)
-    detokenizer = Detokenizer(text.tokenizer.pieces, continues=endpoint.continues_prompt)
+    pieces, n = text.tokenizer.pieces, fields.n or 1
     return _Job(
         request=GenerationRequest(
             request_id=exchange.id,
@@ -98,8 +99,12 @@ async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelTex
             tier=urgent.tier,
             priority=urgent.priority,
             timeout=urgent.remaining(monotonic() - exchange.started),
+            n=n,
         ),
-        assembly=TextAssembly(detokenizer, fields.stop, fields.min_tokens or 0),
+        assemblies=[
+            TextAssembly(Detokenizer(pieces, continues=endpoint.continues_prompt), fields.stop, fields.min_tokens or 0)
+            for _ in range(n)
+        ],
         head=head,
         stream=bool(fields.stream),
         include_usage=fields.include_usage,
@@ -117,6 +122,21 @@ async def _read(body: bytes, endpoint: Endpoint[Any], gateway: Gateway) -> Gener
     return await asyncio.get_running_loop().run_in_executor(gateway.workers, parse)
 
 
+def _refuse_many_answers(n: int, most: int) -> None:
+    if n > most:
+        raise InvalidRequest(
+            f"n: at most {most} answers to one request are given here (gateway.max_n), not {n}",
+            param="n",
+            code="invalid_value",
+        )
+
+
+def _writer(request: web.Request, endpoint: Endpoint[Any], job: _Job) -> Whole | Streamed:
+    if job.stream:
+        return Streamed(request, endpoint, job.head, include_usage=job.include_usage)
+    return Whole(request[EXCHANGE], endpoint, job.head, job.request.n)
+
+
 def _fit(
     prompt_tokens: int, fields: GenerationFields, endpoint: Endpoint[Any], text: ModelText, gateway: Gateway
 ) -> int:
@@ -132,58 +152,3 @@ def _fit(
             param="min_tokens",
         )
     return limit
-
-
-class _Whole:
-    """Collects an answer and gives it out in one piece."""
-
-    def __init__(self, exchange: Exchange, endpoint: Endpoint[Any], job: _Job) -> None:
-        self._exchange = exchange
-        self._endpoint = endpoint
-        self._job = job
-        self._parts: list[str] = []
-
-    async def take(self, delta: Delta) -> None:
-        self._parts.append(delta.text)
-
-    async def finish(self) -> web.StreamResponse:
-        choice = self._endpoint.whole("".join(self._parts), _reason(self._exchange))
-        body = {**self._job.head.json(self._endpoint.kind), "choices": [choice], "usage": usage(self._exchange)}
-        return web.json_response(body)
-
-
-class _Streamed:
-    """Gives out an answer as it comes."""
-
-    def __init__(self, request: web.Request, endpoint: Endpoint[Any], job: _Job) -> None:
-        self._exchange = request[EXCHANGE]
-        self._endpoint = endpoint
-        self._job = job
-        self._stream = EventStream(request, self._exchange.headers)
-        self._opened = False
-
-    async def take(self, delta: Delta) -> None:
-        choices = [] if self._opened else self._endpoint.opening()
-        if delta.text:
-            choices.append(self._endpoint.piece(delta.text))
-        if choices:
-            self._opened = True
-            self._exchange.stream = self._stream
-            await self._stream.send(*(self._chunk([choice]) for choice in choices))
-
-    async def finish(self) -> web.StreamResponse:
-        self._exchange.stream = self._stream
-        await self._stream.send(self._chunk([self._endpoint.closing(_reason(self._exchange))]))
-        if self._job.include_usage:
-            await self._stream.send({**self._chunk([]), "usage": usage(self._exchange)})
-        await self._stream.finish()
-        return self._stream.response
-
-    def _chunk(self, choices: list[Json]) -> Json:
-        chunk = {**self._job.head.json(self._endpoint.chunk_kind), "choices": choices}
-        return {**chunk, "usage": None} if self._job.include_usage else chunk
-
-
-def _reason(exchange: Exchange) -> FinishReason:
-    assert exchange.finish is not None, "generate() returns after the last delta"
-    return exchange.finish
