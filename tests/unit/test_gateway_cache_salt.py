@@ -1,7 +1,7 @@
 """What one tenant has asked another cannot find out: not by time, not by `cached_tokens`, whatever it sends.
 
-The gateway here stands before the engine's real scheduler and block manager; only the model is a fake. Time to the first
-token is measured as what decides it: the prompt tokens that the engine had to compute.
+The gateway here stands before the engine's real scheduler and block manager; only the model is a fake. Time to the
+first token is measured as what decides it: the prompt tokens that the engine had to compute.
 """
 
 from __future__ import annotations

@@ -153,9 +153,16 @@ def _apply(message: Message, wire: Wire, core: Core) -> None:
         if refusal is not None:
             wire.send(Refused(message.request.request_id, refusal.message, refusal.retry_after))
     elif isinstance(message, Abort):
-        core.abort(message.request_id, message.index)
+        _abort(message, core)
     else:
         raise AssertionError(f"the gateway sent {type(message).__name__}")
+
+
+def _abort(message: Abort, core: Core) -> None:
+    if isinstance(core, EngineCore):
+        core.abort(message.request_id, message.index)
+    else:
+        core.abort(message.request_id)
 
 
 def _submit(message: Submit | Embed, core: Core) -> Refusal | None:
