@@ -89,7 +89,7 @@ def _rules(schema: dict[str, Any]) -> Iterator[str]:
     for rule in schema.get("x-kubernetes-validations", ()):
         yield " ".join(rule["message"].split())
     for name, field in schema.get("properties", {}).items():
-        for message in _rules(field):
+        for message in (*_rules(field), *_rules(field.get("items", {}))):
             yield f"`{name}`: {message}" if not message.startswith("`") else message
 
 

@@ -26,7 +26,10 @@ _HEADER = """# Engine configuration file
 
 The file that `paceline-server serve --config FILE` reads: YAML, unknown keys refused, every mistake reported at once
 with its path. An LLMService's `spec.engine` carries the same keys in camelCase (`maxModelLen` for
-`engine.max_model_len`); the operator renders them into this file.
+`engine.max_model_len`), `spec.scheduling` and `spec.tenants` those of these groups; the operator renders them into this
+file. Keys of tenants come from Secrets there, as files in `PACELINE_KEYS_FOLDER`: a changed Secret reaches the running
+servers within about a minute (the kubelet's time and ten seconds of ours) and rolls no pods. Every other change of this
+file does.
 
 Generated from `server/paceline_server/config/`; change the descriptions there and run `make generate`.
 """

@@ -74,4 +74,4 @@ def _missing(section: type[BaseModel], schema: dict[str, Any], path: str) -> Ite
         if field is None:
             yield f"{path}.{alias}"
         elif nested := section_type(info):
-            yield from _missing(nested, field, f"{path}.{alias}")
+            yield from _missing(nested, field.get("items", field), f"{path}.{alias}")

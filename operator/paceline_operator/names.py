@@ -50,6 +50,7 @@ CONFIG_FILE: Final = "engine.yaml"  # key in the ConfigMap and file name in the 
 CONFIG_FOLDER: Final = "/etc/paceline"  # where the ConfigMap is mounted
 MODEL_STORE: Final = "/models"  # PACELINE_MODEL_STORE in a pod
 PVC_MOUNT: Final = "/mnt/model"  # where the claim of a pvc:// model is mounted
+TENANT_KEYS_FOLDER: Final = "/etc/paceline-keys"  # PACELINE_KEYS_FOLDER in a pod: a file of keys for each tenant
 SECRET_KEY: Final = "HF_TOKEN"  # key in modelSecretRef's Secret and variable in the server's environment
 
 # --- Names outside the pod --------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from paceline_operator import names
@@ -20,8 +19,8 @@ from paceline_operator.cluster import Key, Manifest
 from paceline_operator.errors import FieldError, InvalidSpec
 from paceline_operator.model_uri import ModelUri, parse_model_uri
 from paceline_operator.quantity import parse_quantity
-
-Count = Annotated[int, Field(ge=1)]
+from paceline_operator.section import Count, Section
+from paceline_operator.tenancy import SchedulingSpec, TenantSpec, check_together
 
 
 def _quantity(value: object) -> str:
@@ -38,20 +37,7 @@ Quantity = Annotated[str, BeforeValidator(_quantity)]
 _RESERVED_LABELS: Final = ("paceline.dev/", names.LABEL_APP, names.LABEL_MANAGED_BY)
 
 
-class _Section(BaseModel):
-    """A part of the specification: camelCase outside, immutable, nothing unknown, nothing coerced."""
-
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        validate_by_name=True,
-        validate_by_alias=True,
-        extra="forbid",
-        frozen=True,
-        strict=True,
-    )
-
-
-class EngineSpec(_Section):
+class EngineSpec(Section):
     """Settings of gateway and engine that a user may choose; unset ones keep the server's defaults.
 
     Names are those of the engine configuration file, `desired.config` says which group each belongs to.
@@ -92,7 +78,7 @@ class EngineSpec(_Section):
         return self
 
 
-class AutoscalingSpec(_Section):
+class AutoscalingSpec(Section):
     """Bounds and targets of the HorizontalPodAutoscaler. The section's presence switches autoscaling on."""
 
     min_replicas: Count = 1
@@ -109,20 +95,20 @@ class AutoscalingSpec(_Section):
         return self
 
 
-class ResourcesSpec(_Section):
+class ResourcesSpec(Section):
     """Resources of the server's container, as in a pod."""
 
     limits: dict[str, Quantity] = Field(default_factory=dict)
     requests: dict[str, Quantity] = Field(default_factory=dict)
 
 
-class SecretReference(_Section):
+class SecretReference(Section):
     """A Secret of the service's namespace; its key HF_TOKEN becomes the server's variable of that name."""
 
     name: Annotated[str, Field(min_length=1, max_length=253)]
 
 
-class OverlayMetadata(_Section):
+class OverlayMetadata(Section):
     """Labels and annotations added to the pods."""
 
     labels: dict[str, str] = Field(default_factory=dict)
@@ -137,7 +123,7 @@ class OverlayMetadata(_Section):
         return values
 
 
-class TemplateSpec(_Section):
+class TemplateSpec(Section):
     """An overlay merged into the rendered pod, as `desired.overlay` describes."""
 
     metadata: OverlayMetadata = Field(default_factory=OverlayMetadata)
@@ -148,7 +134,7 @@ def _one_gpu() -> ResourcesSpec:
     return ResourcesSpec(limits={"nvidia.com/gpu": "1"})
 
 
-class LLMServiceSpec(_Section):
+class LLMServiceSpec(Section):
     """`spec` of an LLMService."""
 
     model: Annotated[str, Field(min_length=1, max_length=1024)]
@@ -157,6 +143,8 @@ class LLMServiceSpec(_Section):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     resources: ResourcesSpec = Field(default_factory=_one_gpu)
     engine: EngineSpec = Field(default_factory=EngineSpec)
+    scheduling: SchedulingSpec | None = None
+    tenants: Annotated[list[TenantSpec], Field(max_length=100)] = Field(default_factory=list)
     autoscaling: AutoscalingSpec | None = None
     drain_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
     startup_seconds: Annotated[int, Field(ge=1, le=86400)] = 1800
@@ -168,6 +156,19 @@ class LLMServiceSpec(_Section):
     def _model_is_supported(cls, model: str) -> str:
         parse_model_uri(model)
         return model
+
+    @field_validator("tenants")
+    @classmethod
+    def _tenants_agree(cls, tenants: list[TenantSpec]) -> list[TenantSpec]:
+        check_together(tenants)
+        return tenants
+
+    @model_validator(mode="after")
+    def _forecasts_are_for_steps(self) -> LLMServiceSpec:
+        batched = self.engine.batcher not in (None, "continuous") or self.engine.enable_continuous_batching is False
+        if batched and self.scheduling is not None and self.scheduling.admission == "target":
+            raise ValueError("scheduling.admission target needs engine.batcher continuous: nothing else is forecast")
+        return self
 
     @property
     def model_uri(self) -> ModelUri:
@@ -242,6 +243,8 @@ def _suggestion(location: list[str]) -> str:
     """`, did you mean …?` when a field of the same section is spelt alike."""
     section: type[BaseModel] = LLMServiceSpec
     for part in location[:-1]:
+        if part.isdecimal():  # a place in a list
+            continue
         field = next((info for info in section.model_fields.values() if info.alias == part), None)
         nested = section_type(field) if field else None
         if nested is None:
@@ -253,6 +256,6 @@ def _suggestion(location: list[str]) -> str:
 
 
 def section_type(field: FieldInfo) -> type[BaseModel] | None:
-    """The type of a field that is a section of its own; None for a plain value."""
+    """The type of a field that is a section of its own or a list of them; None for a plain value."""
     candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
     return next((item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), None)

@@ -5,13 +5,17 @@ import inspect
 import pytest
 import yaml
 from pydantic import BaseModel
+from pydantic.alias_generators import to_snake
 
 from paceline_operator.desired import render
 from paceline_operator.desired.config import ENGINE_GROUPS, engine_config
-from paceline_operator.spec import EngineSpec, parse_service
+from paceline_operator.spec import EngineSpec, parse_service, section_type
+from paceline_operator.tenancy import SchedulingSpec, TenantSpec
 from paceline_server import cli
 from paceline_server.config import ServerConfig, parse
+from paceline_server.config.tenants import PricesConfig, TenantConfig
 from paceline_server.errors import InvalidConfiguration
+from paceline_server.gateway.tenants import KEYS_FOLDER, TenantBook
 from paceline_server.model import store
 
 EXAMPLES = {
@@ -91,9 +95,93 @@ def test_every_setting_of_the_server_is_a_setting_of_the_service_or_set_by_the_o
         ("engine", "device"),
     }
     offered = {(*group, name) for name, group in ENGINE_GROUPS.items()}
-    not_yet = ("scheduling", "tenants")  # no fields of a service
-    settings = {path for path in settings_of(ServerConfig) if path[0] not in not_yet}
+    settings = {path for path in settings_of(ServerConfig) if path[0] not in ("scheduling", "tenants")}
     assert settings == offered | by_the_operator
+
+
+TIER = {"ttftMs": 50, "tpotMs": 20, "timeoutSeconds": 9}
+SCHEDULING = {
+    "policy": "priority",
+    "admission": "target",
+    "maxBypassMs": 100,
+    "promoteAfterSeconds": 5,
+    "tiers": {"interactive": TIER, "standard": TIER, "batch": TIER},
+}
+TENANT = {
+    "name": "team-a",
+    "keysFrom": {"secretKeyRef": {"name": "api-keys", "key": "a"}},
+    "anonymous": True,
+    "weight": 2,
+    "tier": "batch",
+    "tiers": ["standard", "batch"],
+    "minPriority": -3,
+    "requestsPerMinute": 60,
+    "tokensPerMinute": 1000,
+    "dailyTokens": 100_000,
+    "prices": {"inputPerMillion": 1, "cachedInputPerMillion": 0.5, "outputPerMillion": 2},
+}
+
+
+def fields_of(model: type[BaseModel], path=()):
+    """Every field of a section in the words of the configuration file, those of nested sections by their path."""
+    for name, field in model.model_fields.items():
+        nested = section_type(field)
+        yield from fields_of(nested, (*path, name)) if nested else [(*path, name)]
+
+
+def leaves(values, path=()):
+    for name, value in values.items():
+        yield from leaves(value, (*path, name)) if isinstance(value, dict) else [((*path, name), value)]
+
+
+def test_scheduling_and_tenants_have_the_servers_keys_in_camel_case_and_no_others():
+    scheduling = {path for path in settings_of(ServerConfig) if path[0] == "scheduling"}
+    assert {("scheduling", *path) for path in fields_of(SchedulingSpec)} == scheduling
+    by_the_operator = {("key_hashes",), ("key_files",), ("key_variables",)}
+    keys = {("keys_from", "secret_key_ref", "name"), ("keys_from", "secret_key_ref", "key")}
+    tenant = {
+        (name, *inner)
+        for name, field in TenantConfig.model_fields.items()
+        for inner in ([(price,) for price in PricesConfig.model_fields] if name == "prices" else [()])
+    }
+    assert set(fields_of(TenantSpec)) - keys == tenant - by_the_operator
+
+
+def test_every_setting_of_scheduling_and_tenants_reaches_the_server():
+    config = parse(engine_config(service(scheduling=SCHEDULING, tenants=[TENANT])))
+    for path, value in leaves(SCHEDULING):
+        assert lookup(config.scheduling, [to_snake(part) for part in path]) == value, path
+    (tenant,) = config.tenants
+    for path, value in leaves({name: value for name, value in TENANT.items() if name != "keysFrom"}):
+        found = lookup(tenant, [to_snake(part) for part in path])
+        assert found == (tuple(value) if isinstance(value, list) else value), path
+
+
+def test_the_servers_tenants_find_their_keys_where_the_pod_mounts_the_secrets(tmp_path):
+    """What is mounted, where the variable points, and what the configuration names are one place."""
+    other = {"name": "team.b", "keysFrom": {"secretKeyRef": {"name": "other", "key": "key.txt"}}}
+    children = render(service(tenants=[{**TENANT, "anonymous": False}, other]), "image")
+    pod = children.deployment["spec"]["template"]["spec"]
+    (server,) = pod["containers"]
+    (mount,) = (one for one in server["volumeMounts"] if one["name"] == "tenant-keys")
+    (volume,) = (one for one in pod["volumes"] if one["name"] == "tenant-keys")
+    assert mount["readOnly"]
+    for source, key in zip(
+        volume["projected"]["sources"], ("sk-team-a-0123456789", "sk-team-b-0123456789"), strict=True
+    ):
+        (item,) = source["secret"]["items"]
+        (tmp_path / item["path"]).write_text(key)
+    (variable,) = (one for one in server["env"] if one["name"] == KEYS_FOLDER)
+    assert variable["value"] == mount["mountPath"]
+    book = TenantBook(parse(engine_config(service(tenants=[TENANT, other]))).tenants, {KEYS_FOLDER: str(tmp_path)})
+    assert book.identify(["Bearer sk-team-a-0123456789"]).name == "team-a"
+    assert book.identify(["Bearer sk-team-b-0123456789"]).name == "team.b"
+
+
+def test_without_tenants_a_pod_has_no_volume_of_keys():
+    pod = render(service(tenants=[{"name": "free", "anonymous": True}]), "image").deployment["spec"]["template"]["spec"]
+    assert "tenant-keys" not in {volume["name"] for volume in pod["volumes"]}
+    assert KEYS_FOLDER not in {item["name"] for item in pod["containers"][0]["env"]}
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,17 @@ def llmservice(name: str = "demo", **spec: Any) -> dict[str, Any]:
         ({"model": "pvc://claim/../x"}, "the path of a model must not contain '..'"),
         ({"resources": {"limits": {"memory": "4 GiB"}}}, "spec.resources.limits.memory"),
         ({"engine": {"dtype": "int4"}}, "Unsupported value"),
+        ({"scheduling": {"policy": "lottery"}}, "Unsupported value"),
+        (
+            {"scheduling": {"admission": "target"}, "engine": {"batcher": "static"}},
+            "scheduling.admission target needs engine.batcher continuous",
+        ),
+        ({"tenants": [{"name": "a"}]}, "nobody could call as this tenant"),
+        ({"tenants": [{"name": "a", "anonymous": True, "tiers": ["batch"]}]}, "must be one of tiers"),
+        ({"tenants": [{"name": "a", "anonymous": True}, {"name": "b", "anonymous": True}]}, "only one tenant may be"),
+        ({"tenants": [{"name": "a", "anonymous": True}, {"name": "a", "anonymous": True}]}, "Duplicate value"),
+        ({"tenants": [{"name": "a", "keysFrom": {"secretKeyRef": {"name": "x"}}}]}, "secretKeyRef.key: Required value"),
+        ({"tenants": [{"name": "a", "keys": ["sk-plain"]}]}, 'unknown field "spec.tenants[0].keys"'),
         ({"template": {"metadata": {"labels": {"paceline.dev/service": "x"}}}}, "are set by the operator"),
     ],
 )

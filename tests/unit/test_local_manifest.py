@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline_operator.cluster import Manifest
-from paceline_operator.local import manifest
-from paceline_operator.local.errors import InvalidManifest
+from paceline_operator.cluster import Key, Manifest
+from paceline_operator.desired import render
+from paceline_operator.local import manifest, volumes
+from paceline_operator.local.errors import CannotStart, InvalidManifest
+from paceline_operator.spec import LLMService, parse_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,10 +26,10 @@ def service(**spec: Any) -> Manifest:
     }
 
 
-def load(folder: Path, document: Any, *, cpu: bool = False) -> Manifest:
+def load(folder: Path, document: Any, *, cpu: bool = False, secrets: Path | None = None) -> Manifest:
     file = folder / "service.yaml"
     file.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
-    return manifest.load(file, cpu=cpu)
+    return manifest.load(file, cpu=cpu, secrets=secrets)
 
 
 def mistakes(folder: Path, document: Any) -> tuple[str, ...]:
@@ -101,6 +103,10 @@ def test_a_file_that_does_not_exist_is_told_by_its_name(tmp_path: Path) -> None:
         (server(volumeMounts=[{"name": "nowhere", "mountPath": "/a"}]), "volume nowhere, which the pod does not have"),
         (server(lifecycle={"preStop": {"exec": {"command": ["x"]}}}), "preStop exec"),
         (server(livenessProbe={"httpGet": None, "exec": {"command": ["x"]}}), "livenessProbe asks by exec"),
+        (
+            overlay(volumes=[{"name": "s", "projected": {"sources": [{"configMap": {"name": "x"}}]}}]),
+            "projects more than",
+        ),
         (overlay(volumes=[{"name": "s", "secret": {"secretName": "x"}}]), "volume s is of kind secret"),
         (server(volumeMounts=[{"name": "tmp", "mountPath": "/a", "subPath": "b"}]), "subPath"),
     ],
@@ -127,6 +133,40 @@ def test_what_has_no_meaning_on_one_machine_is_noted_and_not_refused(tmp_path: P
     notes = "\n".join(manifest.notes(load(tmp_path, document)))
     for field in ("spec.image", "spec.resources.limits", "spec.template.spec.nodeSelector"):
         assert field in notes
+
+
+TENANT = {"name": "team-a", "keysFrom": {"secretKeyRef": {"name": "api-keys", "key": "team-a"}}}
+
+
+def test_a_secret_that_is_not_on_this_machine_is_refused_with_the_way_to_give_it(tmp_path: Path) -> None:
+    document = service(tenants=[{"name": "free", "anonymous": True}, TENANT])
+    (mistake,) = mistakes(tmp_path, document)
+    assert mistake.startswith("spec.tenants.1.keysFrom: ")
+    assert "write the keys of team-a, one a line, to FOLDER/api-keys/team-a and give --secrets FOLDER" in mistake
+    with pytest.raises(InvalidManifest, match=f"to {tmp_path}/api-keys/team-a"):
+        load(tmp_path, document, secrets=tmp_path)
+
+
+def test_a_secret_in_the_folder_becomes_a_file_that_the_server_is_pointed_at(tmp_path: Path) -> None:
+    """As a link: a key that is changed there reaches the running server, as in a cluster."""
+    keys = tmp_path / "secrets" / "api-keys" / "team-a"
+    keys.parent.mkdir(parents=True)
+    keys.write_text("sk-team-a-0123456789")
+    spec = parse_spec(load(tmp_path, service(tenants=[TENANT]), secrets=tmp_path / "secrets")["spec"])
+    children = render(LLMService(Key("default", "x"), "", 0, spec), manifest.IMAGE)
+    pod = children.deployment["spec"]["template"]
+
+    def mount() -> volumes.Mounts:
+        folders = tmp_path / "pod", tmp_path / "store"
+        return volumes.mount(pod, *folders, lambda kind, name: children.config_map, tmp_path / "secrets")
+
+    env = {item["name"]: item["value"] for item in pod["spec"]["containers"][0]["env"]}
+    mounted = Path(mount().translate(env["PACELINE_KEYS_FOLDER"])) / "team-a"
+    keys.write_text("sk-team-a-another-key")
+    assert mounted.read_text() == "sk-team-a-another-key"
+    keys.unlink()
+    with pytest.raises(CannotStart, match="non-existent secret key: api-keys/team-a"):
+        mount()
 
 
 def test_the_sample_that_make_demo_serves_can_be_run_here() -> None:

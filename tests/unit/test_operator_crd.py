@@ -38,7 +38,9 @@ def sections() -> list[tuple[str, type[BaseModel], dict[str, Any]]]:
         for info in model.model_fields.values():
             nested = section_of(info)
             if nested:
-                pending.append((f"{path}.{info.alias}", nested, schema["properties"][info.alias]))
+                field = schema["properties"][info.alias]
+                items = field.get("items")  # of a list of sections
+                pending.append((f"{path}.{info.alias}{'[]' if items else ''}", nested, items or field))
     return found
 
 
@@ -55,6 +57,8 @@ def plain_type(info: FieldInfo) -> Any:
 def section_of(info: FieldInfo) -> type[BaseModel] | None:
     """The type of a nested section."""
     plain = plain_type(info)
+    if typing.get_origin(plain) is list:
+        (plain,) = typing.get_args(plain)
     return plain if isinstance(plain, type) and issubclass(plain, BaseModel) else None
 
 
@@ -77,6 +81,11 @@ def test_the_crd_has_the_fields_of_the_typed_specification(
             assert field["enum"] == list(typing.get_args(plain)), f"{path}.{alias}"
         elif plain in JSON_TYPES:
             assert field["type"] == JSON_TYPES[plain], f"{path}.{alias}"
+        elif typing.get_origin(plain) is list:
+            assert field["type"] == "array", f"{path}.{alias}"
+            (item,) = typing.get_args(plain)
+            if typing.get_origin(item) is typing.Literal:
+                assert field["items"]["enum"] == list(typing.get_args(item)), f"{path}.{alias}"
         else:
             assert field["type"] == "object", f"{path}.{alias}"
         if info.default not in (None, PydanticUndefined):
@@ -114,15 +123,46 @@ def refused(section: str, field: str, value: float) -> bool:
     spec: dict[str, Any] = {"model": "hf://a/b"}
     inner = spec
     for part in section.split(".")[1:]:
-        inner = inner.setdefault(part, {})
+        inner = inner.setdefault(part.removesuffix("[]"), {})
     if section == "spec.autoscaling":
         inner |= {"minReplicas": 1, "maxReplicas": 2**31 - 1}
     inner[field] = value
+    if "tenants" in spec:
+        spec["tenants"] = [{"name": "a", "anonymous": True, **spec["tenants"]}]
     try:
         parse_spec(spec)
     except InvalidSpec as error:
-        return any(one.path == f"{section}.{field}" for one in error.errors)
+        return any(one.path == f"{section}.{field}".replace("[]", ".0") for one in error.errors)
     return False
+
+
+TENANTS = [
+    ([{"name": "a"}], "give keysFrom, or anonymous: true"),
+    ([{"name": "a", "anonymous": False}], "give keysFrom, or anonymous: true"),
+    ([{"name": "a", "anonymous": True}, {"name": "b", "anonymous": True}], "only one tenant may be anonymous"),
+    ([{"name": "a", "anonymous": True, "tier": "batch", "tiers": ["standard"]}], "must be one of tiers"),
+    ([{"name": "a", "anonymous": True, "tiers": ["batch"]}], "must be one of tiers"),
+]
+
+
+@pytest.mark.parametrize(("tenants", "says"), TENANTS, ids=[says for _, says in TENANTS])
+def test_tenants_that_make_no_sense_are_refused_in_the_words_of_the_crd_s_rules(
+    tenants: list[dict[str, Any]], says: str
+) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        parse_spec({"model": "hf://a/b", "tenants": tenants})
+    assert says in str(caught.value)
+    schema = SCHEMA["properties"]["spec"]["properties"]["tenants"]
+    rules = [*schema["x-kubernetes-validations"], *schema["items"]["x-kubernetes-validations"]]
+    assert any(says in rule["message"] for rule in rules)
+
+
+def test_a_mistake_in_a_tenant_has_its_place_in_the_list_and_a_suggestion() -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        parse_spec({"model": "hf://a/b", "tenants": [{"name": "a", "anonymous": True, "wieght": 1}, {"name": "_"}]})
+    paths = {error.path: error.message for error in caught.value.errors}
+    assert paths["spec.tenants.0.wieght"] == "unknown field, did you mean weight?"
+    assert "spec.tenants.1.name" in paths
 
 
 def test_every_field_is_described() -> None:

@@ -23,6 +23,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--cpu", action="store_true", help="run on the CPU, whatever spec.resources says of GPUs")
     parser.add_argument("--prompt", metavar="TEXT", help="ask this when ready, print answer and numbers, and end")
     parser.add_argument("--detach", action="store_true", help="leave it running in the background when it is ready")
+    parser.add_argument(
+        "--secrets",
+        type=Path,
+        metavar="FOLDER",
+        help="where Secrets are: the key KEY of the Secret NAME is the file NAME/KEY (default: $PACELINE_SECRETS)",
+    )
     chosen = parser.parse_args(arguments)
     return asyncio.run(up(UpOptions(**vars(chosen))))
 

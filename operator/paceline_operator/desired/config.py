@@ -16,6 +16,7 @@ from paceline_operator.cluster import Manifest
 from paceline_operator.desired.metadata import child
 from paceline_operator.model_uri import Claim, Hub
 from paceline_operator.spec import LLMService
+from paceline_operator.tenancy import TenantSpec
 
 # Group of the configuration file for each field of spec.engine; the key is the field's own name in snake_case.
 ENGINE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -64,6 +65,10 @@ def engine_config(service: LLMService) -> dict[str, Any]:
         for part in ENGINE_GROUPS[name]:
             group = group.setdefault(part, {})
         group[name] = value
+    if service.spec.scheduling is not None:
+        config["scheduling"] = service.spec.scheduling.model_dump(exclude_none=True)
+    if service.spec.tenants:
+        config["tenants"] = [_tenant(tenant) for tenant in service.spec.tenants]
     return config
 
 
@@ -71,6 +76,12 @@ def render_config_map(service: LLMService) -> Manifest:
     """The ConfigMap with the engine configuration file."""
     text = yaml.safe_dump(engine_config(service), sort_keys=True, allow_unicode=True)
     return child(service, "v1", "ConfigMap", {"data": {names.CONFIG_FILE: text}})
+
+
+def _tenant(tenant: TenantSpec) -> dict[str, Any]:
+    """The tenant as the server knows it: its keys are a file, named as `desired.pod` mounts it, and never here."""
+    settings = tenant.model_dump(exclude_none=True, exclude={"keys_from"})
+    return settings if tenant.keys_from is None else {**settings, "key_files": [tenant.name]}
 
 
 def _model_path(service: LLMService) -> str:

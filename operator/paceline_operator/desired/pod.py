@@ -21,6 +21,8 @@ ENDPOINT_LAG_SECONDS: Final = 5
 EXIT_SECONDS: Final = 10
 # Any non-root user will do: the image's files are readable by all, and what is written goes to volumes of this group.
 _USER: Final = 65532
+# Mode of the files of keys: root owns them, the user reads them by its group. In decimal, as the API server stores it.
+_GROUP_READS: Final = 0o440
 # Shared memory between gateway, engine and workers; Kubernetes' default of 64 MiB is too small for tensors.
 _SHARED_MEMORY: Final = "1Gi"
 
@@ -104,7 +106,18 @@ def _environment(service: LLMService) -> list[dict[str, Any]]:
     if secret := service.spec.model_secret_ref:
         source = {"secretKeyRef": {"name": secret.name, "key": names.SECRET_KEY}}
         variables.append({"name": names.SECRET_KEY, "valueFrom": source})
+    if _key_sources(service):
+        variables.append({"name": "PACELINE_KEYS_FOLDER", "value": names.TENANT_KEYS_FOLDER})
     return variables
+
+
+def _key_sources(service: LLMService) -> list[dict[str, Any]]:
+    """The keys of each tenant as a file of its name. The kubelet follows a changed Secret, and the server the file."""
+    return [
+        {"secret": {"name": reference.name, "items": [{"key": reference.key, "path": tenant.name}]}}
+        for tenant in service.spec.tenants
+        if tenant.keys_from and (reference := tenant.keys_from.secret_key_ref)
+    ]
 
 
 def _mounts(service: LLMService) -> list[dict[str, Any]]:
@@ -114,6 +127,8 @@ def _mounts(service: LLMService) -> list[dict[str, Any]]:
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "dshm", "mountPath": "/dev/shm"},
     ]
+    if _key_sources(service):
+        mounts.append({"name": "tenant-keys", "mountPath": names.TENANT_KEYS_FOLDER, "readOnly": True})
     match service.spec.model_uri:
         case Claim():
             mounts.append({"name": "model", "mountPath": names.PVC_MOUNT, "readOnly": True})
@@ -129,6 +144,8 @@ def _volumes(service: LLMService) -> list[dict[str, Any]]:
         {"name": "tmp", "emptyDir": {}},
         {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}},
     ]
+    if sources := _key_sources(service):
+        volumes.append({"name": "tenant-keys", "projected": {"sources": sources, "defaultMode": _GROUP_READS}})
     match service.spec.model_uri:
         case Claim(claim=claim):
             volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})

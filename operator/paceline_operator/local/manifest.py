@@ -18,6 +18,7 @@ from paceline_operator.desired import render
 from paceline_operator.errors import InvalidSpec
 from paceline_operator.local import container
 from paceline_operator.local.errors import InvalidManifest
+from paceline_operator.local.secrets import missing
 from paceline_operator.model_uri import Claim
 from paceline_operator.spec import LLMService, LLMServiceSpec, parse_spec
 
@@ -28,12 +29,13 @@ _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-
 _KEPT_METADATA = ("name", "labels", "annotations")
 
 
-def load(path: Path, *, cpu: bool = False) -> Manifest:
+def load(path: Path, *, cpu: bool = False, secrets: Path | None = None) -> Manifest:
     """The LLMService of a file, ready for a store.
 
     Args:
         path: a YAML or JSON file with one LLMService.
         cpu: ask for no NVIDIA devices, whatever the file says.
+        secrets: the folder of the user's secrets.
 
     Raises:
         InvalidManifest: with every mistake.
@@ -46,7 +48,8 @@ def load(path: Path, *, cpu: bool = False) -> Manifest:
     if cpu:
         spec = {**spec, "resources": _without_devices(spec.get("resources"))}
     try:
-        mistakes += _unsupported(parse_spec(spec))
+        parsed = parse_spec(spec)
+        mistakes += [*_unsupported(parsed), *missing(parsed, secrets)]
     except InvalidSpec as error:
         mistakes += [str(field) for field in error.errors]
     if mistakes:

@@ -20,6 +20,7 @@ from paceline_operator.cluster import Manifest
 from paceline_operator.conditions import timestamp
 from paceline_operator.local import container, machine, probes, volumes
 from paceline_operator.local import pod as pods_
+from paceline_operator.local import secrets as secrets_
 from paceline_operator.local.backoff import BackOff
 from paceline_operator.local.errors import CannotStart
 from paceline_operator.local.process import Process, last_words
@@ -135,7 +136,8 @@ class PodRunner:
                 return await Process.start(launch.command, launch.env, self._log)
 
     def _launch(self, placement: machine.Placement) -> container.Launch:
-        mounts = volumes.mount(self._pod, self._folder / "volumes", self._node.model_store, self._store.get)
+        secrets = secrets_.folder(self._node.environment)
+        mounts = volumes.mount(self._pod, self._folder / "volumes", self._node.model_store, self._store.get, secrets)
         self._termination_log.write_bytes(b"")
         extra = {container.TERMINATION_LOG: str(self._termination_log)}
         if placement.gpus:

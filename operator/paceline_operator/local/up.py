@@ -18,7 +18,7 @@ from typing import TextIO
 
 from paceline_operator import names
 from paceline_operator.cluster import Manifest
-from paceline_operator.local import columns, manifest
+from paceline_operator.local import columns, manifest, secrets
 from paceline_operator.local.cluster import key_of
 from paceline_operator.local.detached import Detached
 from paceline_operator.local.errors import AlreadyRunning, NotSupportedLocally, StartFailed
@@ -38,7 +38,7 @@ _KILLED = 130  # the shell's status for what Ctrl-C has ended
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What the user asks for. `port` None is the Service's own."""
+    """What the user asks for. `port` None is the Service's own; `secrets` None the folder of the environment."""
 
     file: Path
     host: str = "127.0.0.1"
@@ -46,6 +46,7 @@ class UpOptions:
     cpu: bool = False
     prompt: str | None = None
     detach: bool = False
+    secrets: Path | None = None
 
 
 async def up(options: UpOptions, output: TextIO = sys.stdout, environment: Mapping[str, str] = os.environ) -> int:
@@ -58,7 +59,9 @@ async def up(options: UpOptions, output: TextIO = sys.stdout, environment: Mappi
         raise NotSupportedLocally(
             "paceline up needs Linux: it relies on /proc and PR_SET_PDEATHSIG to leave no server behind"
         )
-    service = manifest.load(options.file, cpu=options.cpu)
+    if options.secrets is not None:
+        environment = {**environment, secrets.VARIABLE: str(options.secrets.absolute())}
+    service = manifest.load(options.file, cpu=options.cpu, secrets=secrets.folder(environment))
     folder = StateFolder.of(key_of(service), environment)
     session = _Session(options, service, Progress(output))
     if running := folder.read():
@@ -204,6 +207,8 @@ class _Session:
         arguments = [str(options.file.absolute()), "--host", options.host]
         if options.port is not None:
             arguments += ["--port", str(options.port)]
+        if options.secrets is not None:
+            arguments += ["--secrets", str(options.secrets.absolute())]
         return arguments + (["--cpu"] if options.cpu else [])
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from paceline_operator import names
 from paceline_operator.cluster import Manifest
+from paceline_operator.local import secrets as secrets_
 from paceline_operator.local.errors import CannotStart, NotSupportedLocally
 
 FAILED_MOUNT = "FailedMount"
 """The kubelet's reason for a volume that is not there; it is told in an event, the container stays in creation."""
-_KINDS = ("configMap", "emptyDir", "hostPath")
+_KINDS = ("configMap", "emptyDir", "hostPath", "projected")
 _MOUNT_FIELDS = {"name", "mountPath", "readOnly"}
 
 
@@ -43,6 +44,12 @@ def check(pod_spec: Manifest) -> list[str]:
         for kind in volume
         if kind not in ("name", *_KINDS)
     ]
+    mistakes += [
+        f"volume {volume['name']} projects more than keys of Secrets: local mode knows secret with name and items"
+        for volume in pod_spec.get("volumes", ())
+        for source in volume.get("projected", {}).get("sources", ())
+        if set(source) != {"secret"} or set(source["secret"]) != {"name", "items"}
+    ]
     known = {volume["name"] for volume in pod_spec.get("volumes", ())}
     for mount in pod_spec["containers"][0].get("volumeMounts", ()):
         if mount["name"] not in known:
@@ -52,7 +59,13 @@ def check(pod_spec: Manifest) -> list[str]:
     return mistakes
 
 
-def mount(pod: Manifest, folder: Path, model_store: Path, find: Callable[[str, str], Manifest | None]) -> Mounts:
+def mount(
+    pod: Manifest,
+    folder: Path,
+    model_store: Path,
+    find: Callable[[str, str], Manifest | None],
+    secrets: Path | None = None,
+) -> Mounts:
     """Make the pod's volumes.
 
     Args:
@@ -60,6 +73,7 @@ def mount(pod: Manifest, folder: Path, model_store: Path, find: Callable[[str, s
         folder: of the pod; its volumes are made below it.
         model_store: stands for the volume at which the pod keeps its models.
         find: an object by kind and name.
+        secrets: the user's folder of secrets.
 
     Raises:
         CannotStart: a volume's source does not exist.
@@ -71,11 +85,11 @@ def mount(pod: Manifest, folder: Path, model_store: Path, find: Callable[[str, s
         if path == names.MODEL_STORE and "emptyDir" in volume:
             folders[path] = model_store
         else:
-            folders[path] = _make(volume, folder / volume["name"], find)
+            folders[path] = _make(volume, folder / volume["name"], find, secrets)
     return Mounts(folders)
 
 
-def _make(volume: Manifest, folder: Path, find: Callable[[str, str], Manifest | None]) -> Path:
+def _make(volume: Manifest, folder: Path, find: Callable[[str, str], Manifest | None], secrets: Path | None) -> Path:
     match volume:
         case {"hostPath": {"path": path}}:
             if not Path(path).exists():
@@ -92,4 +106,16 @@ def _make(volume: Manifest, folder: Path, find: Callable[[str, str], Manifest | 
             for key, text in config_map["data"].items():
                 (folder / key).write_text(text, encoding="utf-8")
             return folder
+        case {"projected": {"sources": sources}}:
+            for source in sources:
+                _project(source["secret"], volume["name"], folder, secrets)
+            return folder
     raise NotSupportedLocally(f"volume {volume['name']} is of no kind that local mode knows")
+
+
+def _project(secret: Manifest, volume: str, folder: Path, secrets: Path | None) -> None:
+    for item in secret["items"]:
+        if not secrets_.link(secrets, secret["name"], item["key"], folder / item["path"]):
+            raise CannotStart(
+                FAILED_MOUNT, f'volume "{volume}": references non-existent secret key: {secret["name"]}/{item["key"]}'
+            )

@@ -51,7 +51,10 @@ class TenantConfig(Group):
         (), strict=False, description="Keys as `paceline-server hash-key` prints them: sha256: and 64 hex digits."
     )
     key_files: tuple[Path, ...] = Field(
-        (), strict=False, description="Files of keys or of their hashes, one a line; read again when they change."
+        (),
+        strict=False,
+        description="Files of keys or of their hashes, one a line; read again when they change. "
+        "Paths that are not absolute start from the folder PACELINE_KEYS_FOLDER of the environment.",
     )
     key_variables: tuple[Path, ...] = Field(
         (), strict=False, description="Environment variables with the same content; read once, at the start."

@@ -25,6 +25,8 @@ from paceline_server.keys import hash_key, hashes_of
 log = logging.getLogger("paceline.gateway")
 
 REREAD_SECONDS = 10.0
+KEYS_FOLDER = "PACELINE_KEYS_FOLDER"
+"""Variable: where `key_files` that are no absolute paths are looked for; else in the working directory."""
 MAX_KEY_FILE_BYTES = 1 << 20  # a Secret holds no more
 
 _HOW = "send a key as `Authorization: Bearer KEY`"
@@ -67,7 +69,7 @@ class TenantBook:
 
     Args:
         configs: none: everybody is served.
-        environment: where `key_variables` are looked up.
+        environment: where `key_variables` are looked up, and `KEYS_FOLDER`.
 
     Raises:
         InvalidConfiguration: a file or a variable of keys cannot be used.
@@ -179,7 +181,8 @@ def _salt_key(name: str, keys: frozenset[str]) -> bytes:
 
 def _keys_of(config: TenantConfig, environment: Mapping[str, str]) -> frozenset[str]:
     keys = set(config.key_hashes)
-    for path in config.key_files:
+    for name in config.key_files:
+        path = Path(environment.get(KEYS_FOLDER, "")) / name
         keys |= _hashes(config, f"the file {path}", _read(config, path))
     for name in config.key_variables:
         if name not in environment:
@@ -188,9 +191,9 @@ def _keys_of(config: TenantConfig, environment: Mapping[str, str]) -> frozenset[
     return frozenset(keys)
 
 
-def _read(config: TenantConfig, path: str) -> str:
+def _read(config: TenantConfig, path: Path) -> str:
     try:
-        with Path(path).open("rb") as file:
+        with path.open("rb") as file:
             data = file.read(MAX_KEY_FILE_BYTES + 1)
         if len(data) > MAX_KEY_FILE_BYTES:
             raise InvalidConfiguration(f"tenant {config.name}: {path} is larger than a file of keys can be")
