@@ -6,59 +6,21 @@ first token is measured as what decides it: the prompt tokens that the engine ha
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from core_engines import CoreEngine
 
 from paceline_server.config import ServerConfig, parse
-from paceline_server.engine.core import EngineCore
-from paceline_server.engine.interface import GenerationRequest, TokenOutput
-from paceline_server.engine.scheduler import SchedulerLimits
-from paceline_server.engine.testing import FakeRunner, model_info
 from paceline_server.gateway.tenants import EVERYBODY, TenantBook
 from paceline_server.keys import hash_key
-from paceline_server.testing import FakeEngine, Served, served, write_model
+from paceline_server.testing import Served, served, write_model
 
 KEYS = {"victim": "sk-victim-0123456789", "attacker": "sk-attacker-012345", "second": "sk-victims-second-key"}
 SECRET = [5 + number % 90 for number in range(64)]
 CHANGED = [*SECRET[:2], 99, *SECRET[3:]]
-
-
-class CoreEngine(FakeEngine):
-    """The engine's own core, stepped in the test's event loop.
-
-    Attributes:
-        computed: prompt tokens that the core computed, by request.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, vocab_size=400)
-        info = replace(model_info(num_blocks=256, block_size=4, max_model_len=256, vocab=400), eos_token_ids=())
-        self.core = EngineCore(FakeRunner(info), info, SchedulerLimits(8, 512))
-        self.computed: list[int] = []
-
-    @asynccontextmanager
-    async def stream(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[TokenOutput]]:
-        self.requests.append(request)
-        assert self.core.submit(request) is None
-        yield self._run(request)
-
-    async def _run(self, request: GenerationRequest) -> AsyncIterator[TokenOutput]:
-        first = True
-        while self.core.has_work:
-            for output in self.core.step():
-                assert output.request_id == request.request_id, "one at a time"
-                if first:
-                    self.computed.append(len(request.prompt_token_ids) - output.cached_tokens)
-                first = False
-                yield output
-            self.core.scheduler.check_integrity()
-            await asyncio.sleep(0)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +51,7 @@ async def cached(server: Served, key: str | None, prompt: list[int] = SECRET, **
     )
     assert response.status == 200
     found: int = (await response.json())["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert server.engine.computed[-1] == len(prompt) - found  # type: ignore[attr-defined]
+    assert list(server.engine.computed.values())[-1] == len(prompt) - found  # type: ignore[attr-defined]
     return found
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline_server.errors import InvalidRequest
 from paceline_server.gateway import limits
+from paceline_server.gateway.mistakes import validate
+from paceline_server.gateway.requests import ChatRequest, CompletionRequest, GenerationFields
 from paceline_server.testing import FakeEngine, Served, served, write_model
 
 A = 66
@@ -182,6 +186,7 @@ async def test_a_body_framed_otherwise_than_announced_is_a_400(folder: Path) -> 
         ("max_tokens", 10**18),
         ("prompt", "word " * 1_000_000),
         ("stop_token_ids", list(range(100_000))),
+        ("min_tokens", 10**18),
     ],
 )
 async def test_huge_work_is_refused_by_field_before_anything_is_tokenised(folder: Path, field: str, value: Any) -> None:
@@ -189,6 +194,48 @@ async def test_huge_work_is_refused_by_field_before_anything_is_tokenised(folder
         server.gateway.texts.text.tokenizer._encode = None  # type: ignore[union-attr,method-assign,assignment]
         response = await server.client.post(PATH, json={**COMPLETION, field: value})
         assert (response.status, (await response.json())["error"]["param"]) == (400, field)
+
+
+HUGE = {
+    "text": "x" * 1_000_000,
+    "texts": ["x"] * 100_000,
+    "numbers": list(range(100_000)),
+    "object": {str(number): number for number in range(100_000)},
+    "integer": 10**18,
+}
+LATER = {  # not refused as a value, but before it costs anything: 404, or by the context's length (tests above)
+    ("model", "text"), ("prompt", "text"), ("prompt", "numbers"),
+    ("max_tokens", "integer"), ("max_completion_tokens", "integer"), ("min_tokens", "integer"), ("seed", "integer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HUGE)
+@pytest.mark.parametrize("model", [ChatRequest, CompletionRequest])
+def test_no_field_takes_a_huge_value_of_any_kind(model: type[GenerationFields], kind: str) -> None:
+    """Of the fields there are and of those to come: each is refused by its name, and the refusal is short."""
+    plain = COMPLETION if model is CompletionRequest else CHAT
+    for field in model.model_fields:
+        if (field, kind) in LATER:
+            validate(model, {**plain, field: HUGE[kind]})
+            continue
+        with pytest.raises(InvalidRequest) as caught:
+            validate(model, {**plain, field: HUGE[kind]})
+        assert caught.value.param == field
+        assert len(caught.value.message) < 1000
+
+
+async def test_refusing_a_large_body_takes_no_more_memory_than_a_small_multiple_of_it(folder: Path) -> None:
+    """The body, its JSON, and nothing of a size with them."""
+    body = json.dumps({**COMPLETION, "prompt": ["word"] * 500_000, "n": 100_000}).encode()
+    async with served(FakeEngine(folder, [A])) as server:
+        await error(server, 400, body)  # what is made once
+        tracemalloc.start()
+        try:
+            await error(server, 400, body)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < 15 * len(body)
 
 
 async def test_too_many_messages_are_refused_with_the_limit(folder: Path) -> None:

@@ -77,6 +77,7 @@ async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelTex
         gateway.require_model(fields.model)
         _refuse_many_answers(fields.n or 1, gateway.config.gateway.max_n)
         refuse_limit_beyond_context(fields.output_limit, fields.output_limit_field, text.info)
+        refuse_limit_beyond_context(fields.min_tokens, "min_tokens", text.info)
         text.refuse_unknown(fields.stop_token_ids, "stop_token_ids")
         urgent = urgency(fields, request.headers.get(TIMEOUT_HEADER), gateway.config.scheduling, tenant.config)
         prompt = await endpoint.encode(fields, text)
