@@ -129,33 +129,49 @@ void Matrix::multiply(Pool& pool, const Rows& rows, const Output& out) const {
     const int end = static_cast<int>(int64_t{rows.count} * (block + 1) / row_blocks);
     for (int panel = first; panel < std::min(first + per_task, panels_); ++panel) {
       switch (format_) {
-        case WeightFormat::kFloat32: multiply_rows<Float32>(rows, panel, begin, end, out); break;
-        case WeightFormat::kInt8: multiply_rows<Int8>(rows, panel, begin, end, out); break;
+        case WeightFormat::kFloat32: multiply_rows<Float32>(rows, panel_data(panel), words_, panel, begin, end, out); break;
+        case WeightFormat::kInt8: multiply_rows<Int8>(rows, panel_data(panel), words_, panel, begin, end, out); break;
         case WeightFormat::kBfloat16:
 #if defined(__AVX512BF16__)
           if (form_ == Form::kPairs) {
-            multiply_rows<Bfloat16Paired>(rows, panel, begin, end, out);
+            multiply_rows<Bfloat16Paired>(rows, panel_data(panel), words_, panel, begin, end, out);
             break;
           }
 #endif
-          multiply_rows<Bfloat16Widened>(rows, panel, begin, end, out);
+          multiply_widened(rows, panel, begin, end, out);
           break;
       }
     }
   });
 }
 
+// bfloat16 weights with float32 arithmetic. For more than one tile of rows the panel is widened once, not in each tile.
+void Matrix::multiply_widened(const Rows& rows, int panel, int begin, int end, const Output& out) const {
+  const int32_t* const weights = panel_data(panel);
+  if (end - begin <= kTileRows) return multiply_rows<Bfloat16Widened>(rows, weights, words_, panel, begin, end, out);
+  static thread_local std::vector<int32_t> wide;
+  wide.resize(size_t(2) * words_ * kTileColumns);
+  for (int word = 0; word < words_; ++word) {
+    for (int half = 0; half < kTileColumns; half += kLanes) {
+      const Ints pairs = load(weights + ptrdiff_t(word) * kTileColumns + half);
+      store(wide.data() + ptrdiff_t(2) * word * kTileColumns + half, pairs << 16);
+      store(wide.data() + (ptrdiff_t(2) * word + 1) * kTileColumns + half, pairs & splat(int32_t(0xffff0000)));
+    }
+  }
+  multiply_rows<Float32>(rows, wide.data(), 2 * words_, panel, begin, end, out);
+}
+
 template <class Format>
-void Matrix::multiply_rows(const Rows& rows, int panel, int begin, int end, const Output& out) const {
+void Matrix::multiply_rows(const Rows& rows, const int32_t* weights, int words, int panel, int begin, int end,
+                           const Output& out) const {
   using Scalar = std::remove_cvref_t<decltype(typename Format::Sum{}[0])>;
   alignas(64) Scalar sums[kTileRows * kTileColumns];
-  const int32_t* const weights = data_.get() + ptrdiff_t(panel) * words_ * kTileColumns;
   // 16 rows are 8 and 8, not 12 and 4: a short tile has the same loads for less work.
   split_evenly(end - begin, (end - begin + kTileRows - 1) / kTileRows, [&](int low, int high) {
     const int row = begin + low;
     tile_function<Format>(high - low)({rows.data + row * rows.stride,
                                        rows.stride,
-                                       {{weights, weights + kLanes, words_}, {}},
+                                       {{weights, weights + kLanes, words}, {}},
                                        kTileColumns,
                                        sums,
                                        kTileColumns,

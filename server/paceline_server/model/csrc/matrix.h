@@ -87,8 +87,11 @@ class Matrix {
                              WeightFormat format);
   void pack_column(const Column& column, int position);
   void quantize(const std::vector<float>& row, int position, int8_t* out);
+  const int32_t* panel_data(int panel) const { return data_.get() + ptrdiff_t(panel) * words_ * kTileColumns; }
   template <class Format>
-  void multiply_rows(const Rows& rows, int panel, int begin, int end, const Output& out) const;
+  void multiply_rows(const Rows& rows, const int32_t* weights, int words, int panel, int begin, int end,
+                     const Output& out) const;
+  void multiply_widened(const Rows& rows, int panel, int begin, int end, const Output& out) const;
   template <class Sum>
   void finish(const Sum* tile, const Rows& rows, int panel, int row, const Output& out) const;
 

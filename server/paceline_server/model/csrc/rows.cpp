@@ -16,7 +16,7 @@ RowScale byte_scale(const float* row, int size) {
     low = row[i] < low ? row[i] : low;
     high = row[i] > high ? row[i] : high;
   }
-  const float scale = high > low ? (high - low) / 255.0f : 1.0f;
+  const float scale = high > low ? (high - low) / Int8::kLargest : 1.0f;
   return {scale, static_cast<int32_t>(std::lrintf(-low / scale))};
 }
 
@@ -27,7 +27,7 @@ void write_bytes(const float* row, int size, RowScale scale, uint8_t* out) {
     constexpr float kRound = 12582912.0f;  // see exp2_of
     float value = (row[i] * inverse + kRound) - kRound + zero;
     value = value < 0.0f ? 0.0f : value;
-    value = value > 255.0f ? 255.0f : value;
+    value = value > Int8::kLargest ? Int8::kLargest : value;
     out[i] = static_cast<uint8_t>(static_cast<int32_t>(value));
   }
 }

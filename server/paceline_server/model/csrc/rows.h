@@ -25,7 +25,7 @@ struct RowScale {
   int32_t zero;
 };
 
-// Write a row in a form. `scale` is set for kBytes alone, where the row's own range is spread over 0 to 255.
+// Write a row in a form. `scale` is set for kBytes alone, where the row's own range is spread over 0 to Int8::kLargest.
 void prepare_row(Form form, const float* row, int size, int32_t* out, RowScale* scale);
 
 // out = row / rms(row) * weight; `out` may be `row`.
