@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import StatisticsError
 from time import perf_counter, process_time
 
-from benchmarks import results, workloads
+from benchmarks import results, roofline, workloads
 from benchmarks.environments import CACHE, PEERS, say
 from benchmarks.load import Figures, poisson, summarise
 from benchmarks.machine import OthersMeter, rss_bytes, tree
@@ -62,11 +62,14 @@ def main() -> None:
     if unknown:
         parser.error(f"no such server: {', '.join(unknown)}; there are {', '.join(SERVERS)}")
     plan = _workloads(letters)
+    roof = roofline.measure()
+    described = {letter: _describe(one) for letter, one in plan.items()} | {"roof": roof.describe()}
     name = "quick" if options.quick else "peers"
     runs: list[results.Run] = []
     for number in range(1 if options.quick else options.rounds):
         runs += _round(names, plan, number, runs)
-        path = results.write(name, {letter: _describe(one) for letter, one in plan.items()}, runs, ratios(runs))
+        shares = _shares_of_roof(roof, plan["A"], runs) if "A" in plan else {}
+        path = results.write(name, described, runs, ratios(runs) | shares)
     print(results.table(runs), f"\nwritten to {path}", sep="\n")
 
 
@@ -172,6 +175,17 @@ def ratios(runs: Sequence[results.Run]) -> dict[str, float]:
         "rss_over_vllm": _over(runs, "A", "rss_mib", floats, ("vLLM bf16",), best=min),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _shares_of_roof(roof: roofline.Roof, mixed: workloads.Workload, runs: Sequence[results.Run]) -> dict[str, float]:
+    """The least time that the machine allows for A over the time that ours took."""
+    shares = {}
+    for name, weights in (("bf16", "bfloat16"), ("int8", "int8")):
+        seconds = _median(runs, f"paceline {weights}", "A", "seconds")
+        if seconds is not None:
+            least = roofline.least_seconds(roof, MODEL, mixed, 16, weights)
+            shares[f"A_share_of_roofline_{name}"] = least / seconds
+    return shares
 
 
 def _over(

@@ -1,5 +1,6 @@
 """The comparison with peers: what its figures, ratios and table are made of."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,8 @@ from benchmarks import results
 from benchmarks.comparison import ratios
 from benchmarks.load import Record, poisson, summarise
 from benchmarks.results import Run, table
+from benchmarks.roofline import Roof, least_seconds
+from benchmarks.workloads import Request, Workload
 
 
 def record(sent, arrivals, tokens=None, error=None):
@@ -59,3 +62,15 @@ def test_the_table_says_which_rows_were_noisy():
     text = table([run("x", others=0.5), run("y")])
     assert "| A | x (noisy) |" in text
     assert "| A | y |" in text
+
+
+def test_the_least_time_is_the_larger_one_of_arithmetic_and_reading(tmp_path):
+    sizes = {"hidden_size": 4, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 10}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"num_attention_heads": 2, "num_key_value_heads": 1}))
+    workload = Workload("w", (Request("", 3, 2),))
+    layer, head, pairs = 4 * (2 * 4 + 2 * 2) + 3 * 4 * 8, 4 * 10, 4 * 5 // 2
+    arithmetic = 4 * layer + 2 * head + 2 * 4 * pairs
+    read = 2 * (layer + head) + 2 * 4 * 2 * 2 * 2
+    slow_products, slow_memory = Roof({"int8": 1.0}, 1e9), Roof({"int8": 1e9}, 1.0)
+    assert least_seconds(slow_products, tmp_path, workload, 1, "int8") == arithmetic
+    assert least_seconds(slow_memory, tmp_path, workload, 1, "int8") == read

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -96,6 +96,7 @@ class StepInput(Structure):
 
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "product_rate": (c_double, (c_int,)),
     "pool_new": (c_void_p, (c_int,)),
     "pool_free": (None, (c_void_p,)),
     "attention_new": (c_void_p, (c_void_p, POINTER(CacheShape))),

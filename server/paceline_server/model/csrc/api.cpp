@@ -16,6 +16,8 @@ using paceline::ScoreRule;
 using paceline::Source;
 using paceline::StepInput;
 using paceline::StepShape;
+using paceline::WeightFormat;
+using paceline::product_rate;
 
 namespace {
 
@@ -33,6 +35,9 @@ auto null_without_memory(const Body& body) -> decltype(body()) {
 // All else is hidden: libraries of several instruction sets can be open at once, each with functions of its own.
 #pragma GCC visibility push(default)
 extern "C" {
+
+// Multiply-adds per second of one core; format: see tile.h.
+double paceline_product_rate(int format) { return product_rate(static_cast<WeightFormat>(format)); }
 
 Pool* paceline_pool_new(int threads) {
   return null_without_memory([&] { return new Pool(threads); });

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "tile.h"
-
 namespace paceline {
 namespace {
 

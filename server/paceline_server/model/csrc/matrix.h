@@ -9,10 +9,9 @@
 #include "pool.h"
 #include "rows.h"
 #include "simd.h"
+#include "tile.h"
 
 namespace paceline {
-
-enum class WeightFormat : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
 
 // Numbers in a tensor of the model: float32 or bfloat16, rows side by side.
 struct Source {

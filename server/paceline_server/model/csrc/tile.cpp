@@ -51,25 +51,24 @@ constexpr std::array<TileFunction, kTileRows> table(std::integer_sequence<int, k
   return {multiply_tile<Format, kRowsLess1 + 1>...};
 }
 
-#if defined(__AVX512BF16__)
-// Seconds for a product that stays in the cache: the best of a few, since somebody else may be using the core.
+// Seconds for a multiply-add in a product that stays in the cache: the best of a few, since somebody else may be using
+// the core.
 template <class Format>
 double best_time() {
-  constexpr int kWords = 256;
+  constexpr int kWords = 256, kTurns = 4;
   std::vector<int32_t> a(size_t{kTileRows} * kWords * Format::kActivations), w(size_t{kWords} * kTileColumns);
-  std::vector<float> out(size_t{kTileRows} * kTileColumns);
+  std::vector<int32_t> out(size_t{kTileRows} * kTileColumns);
   const Tile tile{a.data(), kWords * Format::kActivations, {{w.data(), w.data() + kLanes, kWords}, {}},
                   kTileColumns, out.data(), kTileColumns, false};
   const TileFunction run = tile_function<Format>(kTileRows);
   double best = 1.0;
   for (int attempt = 0; attempt < 20; ++attempt) {
     const auto begin = std::chrono::steady_clock::now();
-    for (int turn = 0; turn < 4; ++turn) run(tile);
+    for (int turn = 0; turn < kTurns; ++turn) run(tile);
     best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
-  return best;
+  return best / (double{kTurns} * kTileRows * kTileColumns * kWords * Format::kValues);
 }
-#endif
 
 }  // namespace
 
@@ -92,5 +91,17 @@ bool bfloat16_paired_is_faster() {
 #else
 bool bfloat16_paired_is_faster() { return false; }
 #endif
+
+double product_rate(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kFloat32: return 1.0 / best_time<Float32>();
+    case WeightFormat::kInt8: return 1.0 / best_time<Int8>();
+    default:
+#if defined(__AVX512BF16__)
+      if (bfloat16_paired_is_faster()) return 1.0 / best_time<Bfloat16Paired>();
+#endif
+      return 1.0 / std::min(best_time<Bfloat16Widened>(), best_time<Float32>());
+  }
+}
 
 }  // namespace paceline
