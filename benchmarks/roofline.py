@@ -79,7 +79,7 @@ def least_seconds(roof: Roof, model: Path, workload: Workload, clients: int, wei
     read = workload.output_tokens / clients * (layers * per_layer + head) * _FORMATS[weights][1]
     context = sum(one.max_tokens * (one.prompt_tokens + one.max_tokens / 2) for one in workload.requests)
     read += context * 2 * layers * keys * kv_bytes
-    return max(arithmetic / roof.multiply_adds[weights], read / roof.read_bytes)
+    return float(max(arithmetic / roof.multiply_adds[weights], read / roof.read_bytes))
 
 
 def _pairs(length: int) -> int:
