@@ -39,8 +39,9 @@ of the same name that belongs to somebody else is left alone, and the condition 
 _ENGINE = "The server's own defaults of `spec.engine` are on the page of [settings](settings.md)."
 
 _CONDITION_INTRO = """A reason of `Ready` that is not in the table is the server's own (`ModelNotFound`,
-`ModelUnauthorized`, `ModelUnsupported`, `NoGPU`, `OutOfMemory`, `InvalidConfiguration`, `EngineFailed`) or Kubernetes'
-own (`CreateContainerConfigError`, `Evicted` …), passed on as it is. An Event is written when a condition changes.
+`ModelUnauthorized`, `ModelUnsupported`, `NoGPU`, `OutOfMemory`, `InvalidConfiguration`, `NativeUnavailable`,
+`EngineFailed`) or Kubernetes' own (`CreateContainerConfigError`, `Evicted` …), passed on as it is. An Event is written
+when a condition changes.
 """
 
 

@@ -51,6 +51,7 @@ CONFIG_FOLDER: Final = "/etc/paceline"  # where the ConfigMap is mounted
 MODEL_STORE: Final = "/models"  # PACELINE_MODEL_STORE in a pod
 PVC_MOUNT: Final = "/mnt/model"  # where the claim of a pvc:// model is mounted
 TENANT_KEYS_FOLDER: Final = "/etc/paceline-keys"  # PACELINE_KEYS_FOLDER in a pod: a file of keys for each tenant
+EXIT_CONFIG: Final = 78  # the server's exit status where, as things are, a restart changes nothing (sysexits.h)
 SECRET_KEY: Final = "HF_TOKEN"  # key in modelSecretRef's Secret and variable in the server's environment
 
 # --- Names outside the pod --------------------------------------------------------------------------------------------

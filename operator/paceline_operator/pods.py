@@ -57,6 +57,11 @@ def has_started(pod: Manifest) -> bool:
     return any(status.get("started") for status in _server_statuses(pod))
 
 
+def restart_count(pod: Manifest) -> int:
+    """How often the server has been started again in this pod."""
+    return sum(int(status["restartCount"]) for status in _server_statuses(pod))
+
+
 def _server_statuses(pod: Manifest) -> list[Manifest]:
     statuses = pod.get("status", {}).get("containerStatuses", ())
     return [status for status in statuses if status["name"] == names.CONTAINER]

@@ -1,15 +1,16 @@
 """Every error this package raises on purpose, as one tree.
 
     PacelineError
-    ├── StartupError            the server cannot serve: it exits; `reason` reaches the pod's status
-    │   ├── InvalidConfiguration    the configuration file or a flag is wrong (exit code 78)
+    ├── StartupError            the server cannot serve: it exits; `reason` reaches the pod's status. All but
+    │   │                           EngineFailed exit with status 78: as things are, a restart changes nothing
+    │   ├── InvalidConfiguration    the configuration file or a flag is wrong
     │   ├── ModelNotFound           no such model in the store or on the hub
     │   ├── ModelUnauthorized       the hub wants a (better) token
     │   ├── ModelUnsupported        the model needs something we do not honour
     │   ├── NoGPU                   device: cuda without a usable GPU
     │   ├── OutOfMemory             weights or KV cache do not fit
-    │   └── EngineFailed            the engine process died while starting
-    │       └── NativeUnavailable       the CPU kernels are neither compiled nor can they be
+    │   ├── NativeUnavailable       the CPU kernels are asked for, and are neither compiled nor can they be
+    │   └── EngineFailed            the engine process died while starting (exit status 1)
     └── RequestError            one request cannot be served: it becomes an HTTP answer in OpenAI's error shape
         ├── InvalidRequest          400, names the parameter
         │   └── ContextLengthExceeded   400, code context_length_exceeded
@@ -38,6 +39,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+EX_CONFIG = 78
+"""Of sysexits.h: `paceline up` ends at this status where a service has never been ready; a kubelet restarts anyway."""
+
 
 class PacelineError(Exception):
     """Base of all errors raised on purpose; its text is written for the user."""
@@ -47,14 +51,13 @@ class StartupError(PacelineError):
     """The server cannot start or go on. `reason` is the CamelCase word that shows up in a condition."""
 
     reason: ClassVar[str] = "EngineFailed"
-    exit_code: ClassVar[int] = 1
+    exit_code: ClassVar[int] = EX_CONFIG
 
 
 class InvalidConfiguration(StartupError):
-    """The configuration is wrong; restarting does not help."""
+    """The configuration is wrong."""
 
     reason = "InvalidConfiguration"
-    exit_code = 78  # EX_CONFIG of sysexits.h
 
 
 class ModelNotFound(StartupError):
@@ -87,14 +90,17 @@ class OutOfMemory(StartupError):
     reason = "OutOfMemory"
 
 
+class NativeUnavailable(StartupError):
+    """The CPU kernels are not there: not in the package, and they cannot be compiled here."""
+
+    reason = "NativeUnavailable"
+
+
 class EngineFailed(StartupError):
-    """The engine process ended before it was ready, for a reason that has no name of its own."""
+    """The engine process ended before it was ready, for a reason that has no name of its own: it may pass."""
 
     reason = "EngineFailed"
-
-
-class NativeUnavailable(EngineFailed):
-    """The CPU kernels are not there: not in the package, and they cannot be compiled here."""
+    exit_code = 1
 
 
 STARTUP_ERRORS: dict[str, type[StartupError]] = {
@@ -106,6 +112,7 @@ STARTUP_ERRORS: dict[str, type[StartupError]] = {
         ModelUnsupported,
         NoGPU,
         OutOfMemory,
+        NativeUnavailable,
         EngineFailed,
     )
 }

@@ -1,12 +1,14 @@
 """What the operator renders is what the server takes: configuration file, command, environment, metric names."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 import yaml
 from pydantic import BaseModel
 from pydantic.alias_generators import to_snake
 
+from paceline_operator import names
 from paceline_operator.desired import render
 from paceline_operator.desired.config import ENGINE_GROUPS, engine_config
 from paceline_operator.spec import EngineSpec, parse_service, section_type
@@ -14,7 +16,7 @@ from paceline_operator.tenancy import SchedulingSpec, TenantSpec
 from paceline_server import cli
 from paceline_server.config import ServerConfig, parse
 from paceline_server.config.tenants import PricesConfig, TenantConfig
-from paceline_server.errors import InvalidConfiguration
+from paceline_server.errors import STARTUP_ERRORS, InvalidConfiguration
 from paceline_server.gateway.tenants import KEYS_FOLDER, TenantBook
 from paceline_server.model import store
 
@@ -232,3 +234,15 @@ def test_the_servers_own_refusals_are_the_ones_assumed_here():
                 {"engine": {"model_path": "m"}}
                 | {group: {"model_path": "m", key: value} if group == "engine" else {key: value}}
             )
+
+
+def test_the_servers_exit_status_is_the_one_at_which_paceline_up_ends_unless_the_engine_may_yet_start():
+    statuses = {reason: error.exit_code for reason, error in STARTUP_ERRORS.items()}
+    assert statuses.pop("EngineFailed") not in (0, names.EXIT_CONFIG)
+    assert set(statuses.values()) == {names.EXIT_CONFIG}
+
+
+def test_the_reference_lists_the_servers_reasons_by_exit_status():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith(f"| {names.EXIT_CONFIG} "))
+    assert {reason for reason in STARTUP_ERRORS if f"`{reason}`" in row} == STARTUP_ERRORS.keys() - {"EngineFailed"}

@@ -9,7 +9,7 @@ import pytest
 
 from paceline_operator.cluster import Manifest
 from paceline_operator.local import progress
-from paceline_operator.local.outlook import hopeless
+from paceline_operator.local.outlook import hopeless, unmendable
 from paceline_operator.local.progress import Progress
 from paceline_operator.local.state import Phase, Snapshot
 
@@ -25,8 +25,16 @@ def degraded(reason: str) -> Manifest:
     return condition("Degraded", "True", reason, "m")
 
 
-def make_pod(name: str = "a", *, ready: bool = False, restarts: int = 0, state: Manifest | None = None) -> Manifest:
-    container = {"name": "server", "restartCount": restarts, "state": state or {"running": {}}, "lastState": {}}
+def make_pod(
+    name: str = "a",
+    *,
+    ready: bool = False,
+    restarts: int = 0,
+    state: Manifest | None = None,
+    last: Manifest | None = None,
+) -> Manifest:
+    states = {"state": state or {"running": {}}, "lastState": last or {}}
+    container = {"name": "server", "restartCount": restarts, **states}
     conditions = [condition("PodScheduled", "True"), condition("Ready", str(ready))]
     return {"metadata": {"name": name}, "status": {"conditions": conditions, "containerStatuses": [container]}}
 
@@ -107,7 +115,6 @@ CREATING = {"waiting": {"reason": "ContainerCreating"}}
         (make_snapshot(degraded("Crashed"), pods=(make_pod(),)), None),  # its first restart
         (make_snapshot(degraded("Crashed"), pods=(make_pod(state=BACKING_OFF),)), "Crashed: m"),
         (make_snapshot(condition("Degraded", "False"), pods=(make_pod(state=CREATING),)), None),
-        (make_snapshot(degraded("ModelNotFound"), pods=(make_pod(),)), "ModelNotFound: m"),
         (make_snapshot(degraded("FailedMount"), pods=(make_pod(state=CREATING),)), "FailedMount: m"),
         (make_snapshot(condition("Ready", "False", "ScaledToZero", "spec.replicas is 0")), "spec.replicas is 0"),
         (make_snapshot(), None),
@@ -115,6 +122,46 @@ CREATING = {"waiting": {"reason": "ContainerCreating"}}
 )
 def test_waiting_is_given_up_only_where_it_changes_nothing(snapshot: Snapshot, expected: str | None) -> None:
     assert hopeless(snapshot) == expected
+
+
+def test_a_failure_is_not_shown_where_it_becomes_the_error() -> None:
+    output = io.StringIO()
+    Progress(output).show(make_snapshot(degraded("Crashed"), pods=(make_pod(restarts=1),)), failures=False)
+    assert output.getvalue() == "  ↻ restarted (1)\n"
+
+
+def ended(code: int, words: str) -> Manifest:
+    return {"terminated": {"exitCode": code, "message": words}}
+
+
+def unplaced(name: str) -> Manifest:
+    condition = {"type": "PodScheduled", "status": "False", "message": "1 Insufficient cpu"}
+    return {"metadata": {"name": name}, "status": {"conditions": [condition]}}
+
+
+NO_SECRET = {"waiting": {"reason": "CreateContainerConfigError", "message": "set HF_TOKEN"}}
+NO_MODEL = ended(78, "ModelNotFound: no such model")
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ((make_pod(state=NO_MODEL),), "ModelNotFound: pod a: no such model"),
+        ((make_pod(last=NO_MODEL, restarts=1),), "ModelNotFound: pod a: no such model"),
+        ((make_pod(), make_pod("b", last=NO_MODEL, state=BACKING_OFF)), "ModelNotFound: pod b: no such model"),
+        ((make_pod(state=ended(1, "IndexError")),), None),
+        ((make_pod(last=ended(137, ""), state=BACKING_OFF),), None),
+        ((make_pod(state=CREATING),), None),
+        ((make_pod(state=NO_SECRET),), "CreateContainerConfigError: pod a: set HF_TOKEN"),
+        ((unplaced("a"),), "Unschedulable: pod a: 1 Insufficient cpu"),
+        ((unplaced("a"), make_pod("b")), None),  # room for one is enough to serve
+        ((), None),
+    ],
+)
+def test_a_service_that_was_never_ready_is_given_up_where_no_restart_helps(
+    pods: tuple[Manifest, ...], expected: str | None
+) -> None:
+    assert unmendable(make_snapshot(pods=pods)) == expected
 
 
 def test_a_snapshot_survives_the_disk() -> None:

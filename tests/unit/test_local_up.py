@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 import yaml
 
+from paceline_operator import names
 from paceline_operator.cluster import Key, Manifest
 from paceline_operator.local.errors import AddressInUse, AlreadyRunning, StartFailed
 from paceline_operator.local.state import Snapshot, StateFolder
@@ -42,7 +43,7 @@ class Terminal:
 
     async def until(self, condition: Callable[[Snapshot], object]) -> Snapshot:
         """Wait for the published snapshot to satisfy a condition."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not ((snapshot := self.state.read()) and condition(snapshot)):
                 await asyncio.sleep(0.02)
             return snapshot
@@ -75,6 +76,12 @@ def servers_of(folder: Path) -> list[str]:
     return [line for line in found if str(folder) in line]
 
 
+def has_failed(snapshot: Snapshot) -> bool:
+    """Whether the server has ended with the status that says that restarts are useless."""
+    last = (pod["status"]["containerStatuses"][0]["lastState"] for pod in snapshot.pods)
+    return any(state.get("terminated", {}).get("exitCode") == names.EXIT_CONFIG for state in last)
+
+
 def is_ready(snapshot: Snapshot) -> bool:
     conditions = snapshot.service["status"].get("conditions", ())
     return any(found["type"] == "Ready" and found["status"] == "True" for found in conditions)
@@ -104,8 +111,37 @@ async def test_a_prompt_is_answered_with_its_numbers_and_the_table_and_everythin
 async def test_a_prompt_for_a_model_that_does_not_exist_fails_with_the_reason(terminal: Terminal) -> None:
     with pytest.raises(StartFailed, match=r"ModelNotFound: .*hf://fake/missing is neither"):
         await terminal.up(fake_service(model="hf://fake/missing"), prompt="x")
-    assert "✗ ModelNotFound" in terminal.output.getvalue()
-    assert "restarted (2)" not in terminal.output.getvalue()
+    for words in ("✗", "restarted", "ModelNotFound"):
+        assert words not in terminal.output.getvalue()  # the error says it, once
+
+
+@pytest.mark.parametrize("code", ["InvalidConfiguration", "ModelUnsupported"])
+async def test_a_start_that_no_restart_can_mend_ends_paceline_up_in_the_foreground_too(
+    terminal: Terminal, code: str
+) -> None:
+    failing = {"FAKE_FAILURE": f"{code}: not like this", "FAKE_EXIT_CODE": "78"}
+    with pytest.raises(StartFailed, match=rf"^fake does not start: {code}: pod \S+ not like this\n`.*logs fake`"):
+        await terminal.up(fake_service(environment=failing))
+    assert "✗" not in terminal.output.getvalue()
+    assert terminal.state.holder() is None
+
+
+async def test_a_service_that_was_ready_once_is_restarted_however_it_ends(terminal: Terminal) -> None:
+    fails = terminal.folder / "fails"
+    failing = {"FAKE_FAILURE": "NoGPU: gone", "FAKE_EXIT_CODE": "78", "FAKE_FAILURE_FILE": fails.name}
+    async with terminal.running(fake_service(environment=failing)) as task, aiohttp.ClientSession() as client:
+        snapshot = await terminal.until(is_ready)
+        fails.touch()
+        with contextlib.suppress(aiohttp.ClientError):
+            await client.post(f"{snapshot.url}/fake/crash")
+        await terminal.until(has_failed)
+        fails.unlink()
+        await terminal.until(lambda _: terminal.output.getvalue().count("\nReady: ") == 2)
+        assert not task.done()
+    lines = terminal.output.getvalue().splitlines()
+    assert any("✗ NoGPU: " in line for line in lines)
+    starts = [line for line in lines if "✓ warm up" in line]
+    assert len(starts) == 2, "the phases of a start are told once"
 
 
 async def test_a_server_that_keeps_ending_without_a_reason_fails_the_prompt_with_its_last_words(

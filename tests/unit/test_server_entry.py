@@ -40,7 +40,7 @@ def test_a_missing_folder_is_told_at_once_with_its_reason(tmp_path):
     termination.touch()
     process = start("serve", "--config", str(config), PACELINE_TERMINATION_LOG=str(termination))
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 78
     assert termination.read_text() == "ModelNotFound: there is no folder /nope"
     assert "ModelNotFound: there is no folder /nope" in errors
     assert "Traceback" not in errors

@@ -1,51 +1,83 @@
-"""Whether a service that is not ready may become so by waiting. Pure; asked by `up` where somebody waits for it."""
+"""Whether a service that is not ready may become so by waiting. Pure; asked by `up` while a service starts."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from paceline_operator import conditions
+from paceline_operator import conditions, names
 from paceline_operator.cluster import Manifest
+from paceline_operator.failures import failure_of
 from paceline_operator.local.progress import condition
 from paceline_operator.local.state import Snapshot
 from paceline_operator.local.volumes import FAILED_MOUNT
 
-_FINAL: Final = frozenset(
-    {
-        conditions.INVALID_SPEC,
-        FAILED_MOUNT,
-        "InvalidConfiguration",
-        "ModelNotFound",
-        "ModelUnauthorized",
-        "ModelUnsupported",
-        "NoGPU",
-    }
-)
-"""Reasons that a restart does not mend; the server's own are those of its termination message."""
+_CANNOT_BE_MADE: Final = ("CreateContainerConfigError", "CreateContainerError")
+"""Waiting reasons of a container for which this process would need another environment, or another program."""
 _PATIENT: Final = ("ContainerCreating", "PodInitializing")  # waiting reasons that pass by themselves
 
 
-def hopeless(snapshot: Snapshot) -> str | None:
-    """Why waiting would not help: nothing fits, a source is missing, or the server keeps ending. None while it may."""
+def unmendable(snapshot: Snapshot) -> str | None:
+    """Why no restart would make this service ready; None where one may. Asked of one that has never been ready.
+
+    Nothing is to be run, nothing fits onto the machine, a container cannot be made, or a server has ended with the
+    status that says so.
+    """
     ready = condition(snapshot, conditions.ConditionType.READY)
     if ready.get("reason") == conditions.SCALED_TO_ZERO:
         return str(ready["message"])
+    hindered = [pod for pod in snapshot.pods if _cannot_be_made(pod) or _says_that_restarts_are_useless(pod)]
+    if not hindered and not any(_is_placed(pod) for pod in snapshot.pods):
+        hindered = list(snapshot.pods)
+    for pod in hindered:
+        if failure := failure_of(pod, startup_seconds=0):  # none of these has ended for want of time
+            return f"{failure.reason}: {failure.message}"
+    return None
+
+
+def hopeless(snapshot: Snapshot) -> str | None:
+    """Why nobody should wait for an answer: no restart helps, a volume is missing, or servers keep ending."""
+    if reason := unmendable(snapshot):
+        return reason
     degraded = condition(snapshot, conditions.ConditionType.DEGRADED)
     if degraded.get("status") != conditions.Truth.TRUE:
         return None
-    if degraded["reason"] in _FINAL or any(_is_stuck(pod) for pod in snapshot.pods):
+    if degraded["reason"] in (conditions.INVALID_SPEC, FAILED_MOUNT) or any(map(_is_stuck, snapshot.pods)):
         return f"{degraded['reason']}: {degraded['message']}"
     return None
 
 
 def has_run(snapshot: Snapshot) -> bool:
     """Whether a server of the service has run and ended, and may have logged why."""
-    containers = (status for pod in snapshot.pods for status in pod["status"].get("containerStatuses", ()))
-    return any("terminated" in container["state"] or container["lastState"] for container in containers)
+    return any(True for pod in snapshot.pods for _ in _terminations(pod))
+
+
+def _says_that_restarts_are_useless(pod: Manifest) -> bool:
+    return any(ended["exitCode"] == names.EXIT_CONFIG for ended in _terminations(pod))
+
+
+def _cannot_be_made(pod: Manifest) -> bool:
+    return any(_waiting_reason(container) in _CANNOT_BE_MADE for container in _containers(pod))
+
+
+def _is_placed(pod: Manifest) -> bool:
+    found = pod["status"].get("conditions", ())
+    return all(condition["status"] == "True" for condition in found if condition["type"] == "PodScheduled")
 
 
 def _is_stuck(pod: Manifest) -> bool:
-    status = pod.get("status", {})
-    placed = all(found["status"] == "True" for found in status.get("conditions", ()) if found["type"] == "PodScheduled")
-    states = (container["state"] for container in status.get("containerStatuses", ()))
-    return not placed or any(state.get("waiting", {}).get("reason", _PATIENT[0]) not in _PATIENT for state in states)
+    return any(_waiting_reason(container) not in (None, *_PATIENT) for container in _containers(pod))
+
+
+def _terminations(pod: Manifest) -> list[dict[str, Any]]:
+    """How the pod's server has ended, this time or last."""
+    states = [state for container in _containers(pod) for state in (container["state"], container["lastState"])]
+    return [state["terminated"] for state in states if "terminated" in state]
+
+
+def _waiting_reason(container: Manifest) -> str | None:
+    reason: str | None = container["state"].get("waiting", {}).get("reason")
+    return reason
+
+
+def _containers(pod: Manifest) -> list[Manifest]:
+    return list(pod["status"].get("containerStatuses", ()))

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from paceline_operator.cluster import Manifest
 from paceline_operator.local.startup import START_PROCESS
 from paceline_operator.local.state import Phase, Snapshot
-from paceline_operator.pods import is_ready, is_running
+from paceline_operator.pods import is_ready, is_running, restart_count
 
 _LABELS = {
     START_PROCESS: "start server",
@@ -36,12 +36,13 @@ class Fact:
 
     key: str
     text: str
+    is_failure: bool = False
 
 
 def facts(snapshot: Snapshot) -> Iterator[Fact]:
     """Everything worth a line, in the order of its happening as far as that is known."""
     for pod in snapshot.pods:
-        name, restarts = pod["metadata"]["name"], _restarts(pod)
+        name, restarts = pod["metadata"]["name"], restart_count(pod)
         if restarts:
             yield Fact(f"{name}/restart/{restarts}", f"  ↻ restarted{_which(snapshot, name)} ({restarts})")
         for phase in snapshot.phases.get(name, ()):
@@ -50,7 +51,7 @@ def facts(snapshot: Snapshot) -> Iterator[Fact]:
     degraded = condition(snapshot, "Degraded")
     if degraded.get("status") == "True":
         reason, message = degraded["reason"], degraded["message"]
-        yield Fact(f"degraded/{reason}/{message}", f"  ✗ {reason}: {message}")
+        yield Fact(f"degraded/{reason}/{message}", f"  ✗ {reason}: {message}", is_failure=True)
     generation, wanted = snapshot.service["metadata"]["generation"], snapshot.service["spec"]["replicas"]
     if generation > 1:
         yield Fact(f"scale/{generation}", f"  ⇅ scaling to {wanted} replica{'s' if wanted != 1 else ''}")
@@ -92,11 +93,6 @@ def _which(snapshot: Snapshot, pod_name: str) -> str:
     return f"   {pod_name}" if len(snapshot.pods) > 1 else ""
 
 
-def _restarts(pod: Manifest) -> int:
-    statuses = pod.get("status", {}).get("containerStatuses", ())
-    return max((int(status["restartCount"]) for status in statuses), default=0)
-
-
 class Progress:
     """Prints facts as they come up."""
 
@@ -108,10 +104,10 @@ class Progress:
         self._beat = time.monotonic()
         self._shown = False
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Print what is new, and what goes on."""
+    def show(self, snapshot: Snapshot, *, failures: bool = True) -> None:
+        """Print what is new, and what goes on; of failures only where whoever calls does not tell them."""
         for fact in facts(snapshot):
-            if fact.key not in self._said:
+            if fact.key not in self._said and (failures or not fact.is_failure):
                 self._said.add(fact.key)
                 self.say(fact.text)
         now_going_on = current(snapshot)

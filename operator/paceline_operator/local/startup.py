@@ -18,7 +18,7 @@ from paceline_operator.cluster import Manifest
 from paceline_operator.local import pod as pods_
 from paceline_operator.local.state import Phase
 from paceline_operator.local.store import Store
-from paceline_operator.pods import is_ready, is_running
+from paceline_operator.pods import is_ready, is_running, restart_count
 
 _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 2.0
@@ -67,9 +67,10 @@ class StartupWatch:
         self._starts: dict[tuple[str, int], _Start] = {}  # by pod and restart count
 
     def phases(self) -> dict[str, tuple[Phase, ...]]:
-        """Phases of each pod's latest start."""
+        """Phases of each pod's present start; none of a pod whose new start has not been seen yet."""
         now = self._clock()
-        return {pod: start.phases(now) for (pod, _), start in sorted(self._starts.items())}
+        present = ((pod["metadata"]["name"], restart_count(pod)) for pod in self._store.list("Pod"))
+        return {key[0]: self._starts[key].phases(now) for key in sorted(present) if key in self._starts}
 
     async def run(self) -> None:
         """Ask servers that start, until cancelled. One that does not answer does not listen yet, or ends just now."""
@@ -81,8 +82,7 @@ class StartupWatch:
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def _ask(self, session: aiohttp.ClientSession, pod: Manifest) -> None:
-        name, (container,) = pod["metadata"]["name"], pod["status"]["containerStatuses"]
-        start = self._starts.setdefault((name, container["restartCount"]), _Start(self._clock()))
+        start = self._starts.setdefault((pod["metadata"]["name"], restart_count(pod)), _Start(self._clock()))
         if start.current is None:
             return
         url = f"http://{pods_.POD_IP}:{pods_.port(pod, names.PORT_NAME)}/readyz"

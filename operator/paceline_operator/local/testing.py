@@ -7,8 +7,11 @@ run it by an overlay. The fake is steered by its environment, which the overlay 
     FAKE_TOKEN_SECONDS   how long each token of an answer takes
     FAKE_TOKENS          how many tokens an answer has
     FAKE_FAILURE         the last words of a server that fails before it is ready, `Reason: message`
+    FAKE_EXIT_CODE       its exit code then; 1 when absent
+    FAKE_FAILURE_FILE    it fails only while there is a file of this name in the home folder
 
-A model of the name `missing` does not exist. POST /fake/hang makes the fake stop answering its probes. Its HTTP is the
+A model of the name `missing` does not exist. POST /fake/hang makes the fake stop answering its probes, and
+POST /fake/crash ends it. Its HTTP is the
 little that our clients need, by hand: it starts in a tenth of a second, and tests start it dozens of times.
 """
 
@@ -27,6 +30,7 @@ from paceline_operator import names
 from paceline_operator.cluster import Manifest
 
 PHASES = ("start_engine", "load_weights", "allocate_kv_cache", "warmup")
+_CRASHED = 9
 WORDS = ("The ", "capital ", "of ", "France ", "is ", "Paris.")
 
 
@@ -107,6 +111,8 @@ class FakeServer:
             case "/fake/hang":
                 self._hanging = True
                 return 200, ""
+            case "/fake/crash":
+                os._exit(_CRASHED)
         return 503, json.dumps({"error": {"message": "draining"}})
 
     def _metrics(self) -> str:
@@ -153,12 +159,12 @@ async def _send(writer: asyncio.StreamWriter, frame: dict[str, Any]) -> None:
     await writer.drain()
 
 
-def _fail(words: str) -> int:
+def _fail(words: str, code: int) -> int:
     print(words, file=sys.stderr)
     log = Path(os.environ["PACELINE_TERMINATION_LOG"])
     if log.exists():
         log.write_text(words, encoding="utf-8")
-    return 1
+    return code
 
 
 async def _serve(host: str, port: int) -> None:
@@ -182,9 +188,10 @@ def main() -> int:
     lines = arguments.config.read_text(encoding="utf-8").splitlines()
     (model,) = (line.split(": ")[1] for line in lines if line.strip().startswith("model_path: "))
     if model.endswith("/missing"):
-        return _fail(f"ModelNotFound: {model} is neither in the model store nor on the hub (404)")
-    if failure := os.environ.get("FAKE_FAILURE"):
-        return _fail(failure)
+        return _fail(f"ModelNotFound: {model} is neither in the model store nor on the hub (404)", names.EXIT_CONFIG)
+    while_file = os.environ.get("FAKE_FAILURE_FILE")
+    if (failure := os.environ.get("FAKE_FAILURE")) and (while_file is None or (Path.home() / while_file).exists()):
+        return _fail(failure, int(os.environ.get("FAKE_EXIT_CODE", "1")))
     asyncio.run(_serve(arguments.host, arguments.port))
     return 0
 

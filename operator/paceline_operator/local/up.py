@@ -23,7 +23,7 @@ from paceline_operator.local.cluster import key_of
 from paceline_operator.local.detached import Detached
 from paceline_operator.local.errors import AlreadyRunning, NotSupportedLocally, StartFailed
 from paceline_operator.local.invocation import paceline
-from paceline_operator.local.outlook import has_run, hopeless
+from paceline_operator.local.outlook import has_run, hopeless, unmendable
 from paceline_operator.local.progress import Progress, serves
 from paceline_operator.local.prompt import ask
 from paceline_operator.local.race import first_of
@@ -178,15 +178,20 @@ class _Session:
         self._progress.say(columns.table([snapshot.service], datetime.now(UTC)))
 
     async def _until_ready(self, read: Callable[[], Snapshot | None], *, patient: bool) -> Snapshot:
-        """Show how it starts. Raises StartFailed when it will not become ready, unless `patient`."""
+        """Show how it starts. Who is `patient` is shown failures as well, and lets servers be restarted.
+
+        Raises:
+            StartFailed: waiting, for who is patient also restarting, would not make it ready.
+        """
+        give_up = unmendable if patient else hopeless
         while True:
             if snapshot := read():
-                self._progress.show(snapshot)
-                if serves(snapshot):
-                    return snapshot
-                if not patient and (reason := hopeless(snapshot)):
+                if reason := give_up(snapshot):
                     log = f"\n`{paceline('logs', self._name)}` shows what it has logged" if has_run(snapshot) else ""
                     raise StartFailed(f"{self._name} does not start: {reason}{log}")
+                self._progress.show(snapshot, failures=patient)
+                if serves(snapshot):
+                    return snapshot
             await asyncio.sleep(_TICK_SECONDS)
 
     async def _until_measured(self, read: Callable[[], Snapshot | None], snapshot: Snapshot) -> Snapshot:
