@@ -21,17 +21,19 @@ from time import perf_counter, process_time
 
 from benchmarks import results, roofline, workloads
 from benchmarks.environments import CACHE, PEERS, say
-from benchmarks.load import Figures, poisson, summarise
+from benchmarks.load import Record, poisson, spans, summarise
 from benchmarks.machine import OthersMeter, rss_bytes, tree
 from benchmarks.peers.huggingface import transformers_serve
 from benchmarks.peers.llamacpp import llama_server
 from benchmarks.peers.openvino import openvino
 from benchmarks.peers.vllm import vllm
+from benchmarks.pictures import Point, scatter, timeline
 from benchmarks.servers import Driver, Running, Server, paceline, running
 
 STORE = Path(os.environ.get("PACELINE_MODEL_STORE", CACHE / "models"))
 MODEL = STORE / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
 _COMMON_LOAD = 0.7
+_SHOWN = ("paceline int8", "paceline float32", "vLLM bf16", "transformers serve")  # in the picture of one run
 _QUICK = ("paceline float32", "paceline int8", "transformers serve")
 Start = Callable[[Path], Server | Driver]
 SERVERS: Mapping[str, Start] = {
@@ -70,7 +72,7 @@ def main() -> None:
         runs += _round(names, plan, number, runs)
         shares = _shares_of_roof(roof, plan["A"], runs) if "A" in plan else {}
         path = results.write(name, described, runs, ratios(runs) | shares)
-    print(results.table(runs), f"\nwritten to {path}", sep="\n")
+    print(results.table(runs), f"\nwritten to {path}", *_draw(name, runs), sep="\n")
 
 
 def _workloads(letters: Sequence[str]) -> dict[str, workloads.Workload]:
@@ -110,26 +112,50 @@ def _measure(
     up: Running, server: Server | Driver, letter: str, workload: workloads.Workload, number: int, rate: float | None
 ) -> results.Run:
     meter, begin, used = OthersMeter([os.getpid()]), perf_counter(), process_time()  # the server is our child
-    figures = _run(up, letter, workload, rate)
+    records = _run(up, letter, workload, rate)
     client = (process_time() - used) / (perf_counter() - begin)
     return results.Run(
         server=server.name,
         version=server.version,
         workload=letter,
         round=number,
-        figures=figures,
+        figures=summarise(records, clients=None if rate else _clients(letter), rate=rate),
         start_seconds=up.start_seconds,
         rss_mib=rss_bytes(tree(up.pid)) / 2**20,
         others_cores=meter.read(),
         client_cores=client,
+        spans=spans(records) if letter == "A" else (),
     )
 
 
-def _run(up: Running, letter: str, workload: workloads.Workload, rate: float | None) -> Figures:
+def _run(up: Running, letter: str, workload: workloads.Workload, rate: float | None) -> list[Record]:
     if rate is not None:
-        return summarise(up.open(workload.requests, poisson(rate, len(workload.requests))), rate=rate)
-    clients = {"D": 4, "E": 1}.get(letter, 16)
-    return summarise(up.closed(workload.requests, clients), clients=clients)
+        return up.open(workload.requests, poisson(rate, len(workload.requests)))
+    return up.closed(workload.requests, _clients(letter))
+
+
+def _clients(letter: str) -> int:
+    return {"D": 4, "E": 1}.get(letter, 16)
+
+
+def _draw(name: str, runs: Sequence[results.Run]) -> list[Path]:
+    """The pictures of workload A, beside the result file."""
+    servers = list(dict.fromkeys(run.server for run in runs if run.workload == "A"))
+    if not servers:
+        return []
+    points = [
+        Point(
+            server,
+            results.median_of(runs, server, "A", "ttft_p50"),
+            results.median_of(runs, server, "A", "output_tokens_per_second"),
+        )
+        for server in servers
+    ]
+    last = {run.server: run.spans for run in runs if run.workload == "A" and run.spans}
+    shown = {server: last[server] for server in _SHOWN if server in last}
+    title = "16 clients, mixed lengths"
+    paths = [scatter(title, points, results.FOLDER / f"{name}-throughput.svg")]
+    return [*paths, timeline(shown, results.FOLDER / f"{name}-timeline.svg")] if shown else paths
 
 
 def _common_rate(runs: Sequence[results.Run]) -> float:

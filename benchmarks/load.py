@@ -162,6 +162,14 @@ def summarise(records: Sequence[Record], *, clients: int | None = None, rate: fl
     )
 
 
+def spans(records: Sequence[Record]) -> tuple[tuple[float, float, float], ...]:
+    """When each request that succeeded was sent, had its first token and ended, in seconds from the first one sent."""
+    begin = min(record.sent for record in records)
+    good = (record for record in records if record.error is None and record.arrivals)
+    moments = ((record.sent, record.arrivals[0], record.ended) for record in good)
+    return tuple((round(a - begin, 3), round(b - begin, 3), round(c - begin, 3)) for a, b, c in moments)
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """Nearest-rank percentile; 0 of no values."""
     if not values:

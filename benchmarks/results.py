@@ -27,6 +27,7 @@ class Run:
         rss_mib: of its process tree, after the run.
         others_cores: cores that neither server nor clients used, by others meanwhile.
         client_cores: cores that the clients used.
+        spans: of each request, when it was sent, had its first token and ended, in seconds from the run's begin.
     """
 
     server: str
@@ -38,6 +39,7 @@ class Run:
     rss_mib: float
     others_cores: float
     client_cores: float
+    spans: tuple[tuple[float, float, float], ...] = ()
     noisy: bool = field(init=False)
 
     def __post_init__(self) -> None:

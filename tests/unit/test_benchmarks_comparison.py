@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks import results
 from benchmarks.comparison import ratios
 from benchmarks.load import Record, poisson, summarise
+from benchmarks.pictures import Point, scatter, timeline
 from benchmarks.results import Run, table
 from benchmarks.roofline import Roof, least_seconds
 from benchmarks.workloads import Request, Workload
@@ -74,3 +76,11 @@ def test_the_least_time_is_the_larger_one_of_arithmetic_and_reading(tmp_path):
     slow_products, slow_memory = Roof({"int8": 1.0}, 1e9), Roof({"int8": 1e9}, 1.0)
     assert least_seconds(slow_products, tmp_path, workload, 1, "int8") == arithmetic
     assert least_seconds(slow_memory, tmp_path, workload, 1, "int8") == read
+
+
+def test_pictures_are_well_formed_and_name_every_server(tmp_path):
+    points = [Point("ours & more", 0.1, 200.0), Point("theirs", 0.9, 50.0)]
+    drawn = [scatter("A", points, tmp_path / "a.svg"), timeline({"ours & more": [(0.0, 0.5, 2.0)]}, tmp_path / "b.svg")]
+    texts = ["".join(ElementTree.parse(path).getroot().itertext()) for path in drawn]
+    assert all("ours & more" in text for text in texts)
+    assert "1 requests in 2.0 s" in texts[1]
