@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-_WORDS = (
+WORDS = (
     "river mountain window engine garden letter summer bridge market winter paper kitchen doctor silver forest music "
     "teacher island morning station village history captain butter diamond shadow planet ticket basket candle"
 ).split()
@@ -93,9 +93,9 @@ def _length(rng: random.Random, *, median: float, spread: float, low: int, high:
 
 def _text(rng: random.Random, tokenizer: Tokenizer, tokens: int) -> str:
     """Random words that encode to exactly `tokens` tokens."""
-    words = [rng.choice(_WORDS) for _ in range(tokens * 2 // 3)]  # a word has one token and a half, or less
+    words = [rng.choice(WORDS) for _ in range(tokens * 2 // 3)]  # a word has one token and a half, or less
     while True:
-        words.append(rng.choice(_WORDS))
+        words.append(rng.choice(WORDS))
         text = " ".join(words)
         count = len(tokenizer.encode(text).ids)
         if count == tokens:
