@@ -5,11 +5,10 @@ Without HTTP in between, a difference is the engine's own. `batching` and `claim
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
 from random import Random
-from statistics import mean
+from statistics import fmean, pstdev
 from time import perf_counter, sleep
 
 from benchmarks.load import percentile
@@ -43,6 +42,7 @@ class ClosedLoop:
         useful_tokens: prompt and output tokens of the requests.
         computed_tokens: of all steps, padding and held members included.
         ttft_p50, ttft_p99, itl_p50, itl_p99, e2e_p50: seconds.
+        ttft_spread: standard deviation over mean.
         sequences_per_step: mean, of those whose tokens count.
         max_running: most sequences that held memory together.
     """
@@ -59,6 +59,7 @@ class ClosedLoop:
     max_running: int
     ttft_p50: float
     ttft_p99: float
+    ttft_spread: float
     itl_p50: float
     itl_p99: float
     e2e_p50: float
@@ -79,23 +80,25 @@ def mixed_jobs(count: int, vocabulary: int, seed: int = 0, prompt_median: int = 
     return jobs
 
 
-def run_clients(core: EngineCore, jobs: Sequence[Job], clients: int) -> ClosedLoop:
+def run_clients(
+    core: EngineCore, jobs: Sequence[Job], clients: int, watched: Callable[[Job], bool] = lambda _: True
+) -> ClosedLoop:
     """Run all jobs; each client sends its next one when the last one has ended.
 
     Args:
         core: idle; its counters may have run before.
+        watched: whose latencies are summarised.
     """
     served: list[Served] = []
     line = enumerate(jobs)
-    computed, steps = core.stats().computed_tokens, core.stats().steps
-    padded, held = core.scheduler.totals.padded_tokens, core.scheduler.totals.held_tokens
-    max_running, begin = 0, perf_counter()
+    before, running = _Counters.of(core), 0
+    begin = perf_counter()
     for _ in range(clients):
         _send(core, line, served)
     while (due := core.due_in()) is not None:
         sleep(due)
         outputs = core.step()
-        max_running = max(max_running, len(core.scheduler.running))
+        running = max(running, len(core.scheduler.running))
         now = perf_counter()
         for output in outputs:
             record = served[int(output.request_id)]
@@ -104,17 +107,38 @@ def run_clients(core: EngineCore, jobs: Sequence[Job], clients: int) -> ClosedLo
                 record.ended = now
                 _send(core, line, served)
     seconds = perf_counter() - begin
-    stats = core.stats()
-    return _summarise(
-        jobs,
-        served,
-        seconds,
-        computed_tokens=stats.computed_tokens - computed,
-        steps=stats.steps - steps,
-        padded_tokens=core.scheduler.totals.padded_tokens - padded,
-        held_tokens=core.scheduler.totals.held_tokens - held,
-        max_running=max_running,
+    latencies = _latencies([record for record, job in zip(served, jobs, strict=True) if watched(job)])
+    generated = sum(len(one.tokens) for one in served)
+    counted = _Counters.of(core)
+    steps = counted.steps - before.steps
+    return ClosedLoop(
+        seconds=seconds,
+        output_tokens=generated,
+        output_tokens_per_second=generated / seconds,
+        useful_tokens=generated + sum(len(job.prompt) - 1 for job in jobs),  # an answer's last token is not computed on
+        computed_tokens=counted.computed - before.computed,
+        padded_tokens=counted.padded - before.padded,
+        held_tokens=counted.held - before.held,
+        steps=steps,
+        sequences_per_step=generated / steps,
+        max_running=running,
+        **latencies,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    """A core's totals."""
+
+    computed: int
+    steps: int
+    padded: int
+    held: int
+
+    @classmethod
+    def of(cls, core: EngineCore) -> _Counters:
+        stats, totals = core.stats(), core.scheduler.totals
+        return cls(stats.computed_tokens, stats.steps, totals.padded_tokens, totals.held_tokens)
 
 
 def _send(core: EngineCore, line: Iterator[tuple[int, Job]], served: list[Served]) -> None:
@@ -129,44 +153,17 @@ def _send(core: EngineCore, line: Iterator[tuple[int, Job]], served: list[Served
     assert refusal is None, refusal
 
 
-def _summarise(
-    jobs: Sequence[Job],
-    served: Sequence[Served],
-    seconds: float,
-    *,
-    computed_tokens: int,
-    steps: int,
-    padded_tokens: int,
-    held_tokens: int,
-    max_running: int,
-) -> ClosedLoop:
-    output = sum(len(one.tokens) for one in served)
-    prompt = sum(len(job.prompt) for job in jobs)
+def _latencies(served: Sequence[Served]) -> dict[str, float]:
     ttft = [one.tokens[0] - one.sent for one in served]
-    gaps = [b - a for one in served for a, b in zip(one.tokens, one.tokens[1:], strict=False)] or [0.0]
-    return ClosedLoop(
-        seconds=seconds,
-        output_tokens=output,
-        output_tokens_per_second=output / seconds,
-        useful_tokens=output + prompt - len(jobs),  # the last token of an answer is never computed on
-        computed_tokens=computed_tokens,
-        padded_tokens=padded_tokens,
-        held_tokens=held_tokens,
-        steps=steps,
-        sequences_per_step=output / steps,
-        max_running=max_running,
-        ttft_p50=percentile(ttft, 0.5),
-        ttft_p99=percentile(ttft, 0.99),
-        itl_p50=percentile(gaps, 0.5),
-        itl_p99=percentile(gaps, 0.99),
-        e2e_p50=percentile([one.ended - one.sent for one in served], 0.5),
-    )
-
-
-def spread(values: Sequence[float]) -> float:
-    """Coefficient of variation: standard deviation over mean."""
-    centre = mean(values)
-    return sqrt(sum((value - centre) ** 2 for value in values) / len(values)) / centre
+    gaps = [b - a for one in served for a, b in zip(one.tokens, one.tokens[1:], strict=False)]
+    return {
+        "ttft_p50": percentile(ttft, 0.5),
+        "ttft_p99": percentile(ttft, 0.99),
+        "ttft_spread": pstdev(ttft) / fmean(ttft),
+        "itl_p50": percentile(gaps, 0.5),
+        "itl_p99": percentile(gaps, 0.99),
+        "e2e_p50": percentile([one.ended - one.sent for one in served], 0.5),
+    }
 
 
 def _clamp(value: float, low: int, high: int) -> int:
