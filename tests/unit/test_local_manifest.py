@@ -12,6 +12,7 @@ from paceline_operator.cluster import Key, Manifest
 from paceline_operator.desired import render
 from paceline_operator.local import manifest, volumes
 from paceline_operator.local.errors import CannotStart, InvalidManifest
+from paceline_operator.local.secrets import plain_key
 from paceline_operator.spec import LLMService, parse_spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -167,6 +168,24 @@ def test_a_secret_in_the_folder_becomes_a_file_that_the_server_is_pointed_at(tmp
     keys.unlink()
     with pytest.raises(CannotStart, match="non-existent secret key: api-keys/team-a"):
         mount()
+
+
+@pytest.mark.parametrize(
+    ("content", "anonymous", "key"),
+    [
+        ("# chat\nsha256:00\n sk-team-a-0123456789 \nsk-second", False, "sk-team-a-0123456789"),
+        ("sha256:00", False, None),
+        ("sk-team-a-0123456789", True, None),
+    ],
+)
+def test_a_prompt_is_sent_with_a_key_of_the_first_tenant_where_one_is_needed(
+    tmp_path: Path, content: str, anonymous: bool, key: str | None
+) -> None:
+    (tmp_path / "api-keys").mkdir()
+    (tmp_path / "api-keys" / "team-a").write_text(content)
+    tenants = [TENANT, *([{"name": "free", "anonymous": True}] if anonymous else [])]
+    spec = parse_spec(load(tmp_path, service(tenants=tenants), secrets=tmp_path)["spec"])
+    assert plain_key(spec, tmp_path) == key
 
 
 def test_the_sample_that_make_demo_serves_can_be_run_here() -> None:

@@ -26,7 +26,7 @@ async def streaming(*frames: Any, done: bool = True) -> AsyncIterator[tuple[str,
     asked: list[Any] = []
 
     async def chat(request: web.Request) -> web.StreamResponse:
-        asked.append(await request.json())
+        asked.append(await request.json() | {"key": request.headers.get("Authorization")})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for frame in frames:
@@ -50,6 +50,13 @@ async def test_the_answer_comes_piece_by_piece_and_is_counted_by_the_server_s_ow
     assert 0 < answer.ttft <= answer.seconds
     assert asked[0]["messages"] == [{"role": "user", "content": "Where?"}]
     assert (asked[0]["model"], asked[0]["stream"]) == ("m", True)
+
+
+async def test_a_key_goes_into_the_header_and_nowhere_where_there_is_none() -> None:
+    async with streaming(FIRST, TOKEN, END, USAGE) as (url, asked):
+        await ask(url, "m", "Where?", lambda text: None, "sk-team-a-0123456789")
+        await ask(url, "m", "Where?", lambda text: None)
+    assert [body["key"] for body in asked] == ["Bearer sk-team-a-0123456789", None]
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,11 @@ class Answer:
         return f"TTFT {self.ttft * 1000:.0f} ms   {speed}   {self.tokens} tokens in {self.seconds:.2f} s"
 
 
-async def ask(url: str, model: str, prompt: str, say: Callable[[str], None]) -> Answer:
+async def ask(url: str, model: str, prompt: str, say: Callable[[str], None], key: str | None = None) -> Answer:
     """Ask, and hand each piece of the answer to `say` as it comes.
+
+    Args:
+        key: of a tenant, where the service has some.
 
     Raises:
         RequestFailed: the request was refused, the stream carried an error, or it ended without an end.
@@ -55,11 +58,12 @@ async def ask(url: str, model: str, prompt: str, say: Callable[[str], None]) -> 
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    headers = {"Authorization": f"Bearer {key}"} if key else None
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS)
     try:
         async with aiohttp.ClientSession(timeout=timeout) as session:
             started = time.monotonic()
-            async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+            async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
                 if response.status != 200:
                     raise RequestFailed(f"{response.status}: {_error_text(await response.text())}")
                 return await _read(response, started, say)

@@ -36,6 +36,15 @@ def missing(spec: LLMServiceSpec, secrets: Path | None) -> list[str]:
     return found
 
 
+def plain_key(spec: LLMServiceSpec, secrets: Path | None) -> str | None:
+    """A key to call the service with; None where it needs none, or where only hashes of keys are on this machine."""
+    if secrets is None or any(tenant.anonymous for tenant in spec.tenants):
+        return None
+    references = (tenant.keys_from.secret_key_ref for tenant in spec.tenants if tenant.keys_from)
+    lines = (line.strip() for one in references for line in (secrets / one.name / one.key).read_text().splitlines())
+    return next((line for line in lines if line and not line.startswith(("#", "sha256:"))), None)
+
+
 def link(secrets: Path | None, name: str, key: str, target: Path) -> bool:
     """Put a key of a Secret where a volume has it; False where there is no such key on this machine."""
     if secrets is None or not (secrets / name / key).is_file():

@@ -30,6 +30,7 @@ from paceline_operator.local.race import first_of
 from paceline_operator.local.served import Served
 from paceline_operator.local.signals import Signals
 from paceline_operator.local.state import Snapshot, StateFolder
+from paceline_operator.spec import parse_spec
 
 _TICK_SECONDS = 0.1
 _NUMBERS_SECONDS = 5.0  # two looks of the autoscaler: by then the request of the prompt is in the status
@@ -63,7 +64,8 @@ async def up(options: UpOptions, output: TextIO = sys.stdout, environment: Mappi
         environment = {**environment, secrets.VARIABLE: str(options.secrets.absolute())}
     service = manifest.load(options.file, cpu=options.cpu, secrets=secrets.folder(environment))
     folder = StateFolder.of(key_of(service), environment)
-    session = _Session(options, service, Progress(output))
+    key = secrets.plain_key(parse_spec(service["spec"]), secrets.folder(environment))
+    session = _Session(options, service, Progress(output), key)
     if running := folder.read():
         return await session.visit(folder, running)
     session.introduce()
@@ -75,11 +77,12 @@ async def up(options: UpOptions, output: TextIO = sys.stdout, environment: Mappi
 class _Session:
     """One call of `paceline up`."""
 
-    def __init__(self, options: UpOptions, service: Manifest, progress: Progress) -> None:
+    def __init__(self, options: UpOptions, service: Manifest, progress: Progress, key: str | None) -> None:
         self._options = options
         self._service = service
         self._name: str = service["metadata"]["name"]
         self._progress = progress
+        self._key = key
 
     def introduce(self) -> None:
         """Say what is about to be run."""
@@ -172,7 +175,7 @@ class _Session:
         if self._options.prompt is None:
             return
         self._progress.say(f"\n> {self._options.prompt}")
-        answer = await ask(snapshot.url, self._name, self._options.prompt, self._progress.stream)
+        answer = await ask(snapshot.url, self._name, self._options.prompt, self._progress.stream, self._key)
         self._progress.say(f"\n\n{answer.summary()}\n")
         snapshot = await self._until_measured(read, snapshot)
         self._progress.say(columns.table([snapshot.service], datetime.now(UTC)))
@@ -205,7 +208,9 @@ class _Session:
 
     def _say_how_to_use(self, snapshot: Snapshot) -> None:
         body = f'{{"model": "{self._name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-        self._progress.say(f"\ncurl {snapshot.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
+        headers = ["Content-Type: application/json", *(["Authorization: Bearer KEY"] if self._key else [])]
+        options = " ".join(f"-H '{header}'" for header in headers)
+        self._progress.say(f"\ncurl {snapshot.url}/v1/chat/completions {options} -d '{body}'")
 
     def _child_arguments(self) -> list[str]:
         options = self._options

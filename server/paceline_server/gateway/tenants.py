@@ -29,6 +29,7 @@ KEYS_FOLDER = "PACELINE_KEYS_FOLDER"
 """Variable: where `key_files` that are no absolute paths are looked for; else in the working directory."""
 MAX_KEY_FILE_BYTES = 1 << 20  # a Secret holds no more
 
+_PLACEHOLDERS = ("none", "empty")  # what people write for clients that insist on a key; no key is that short
 _HOW = "send a key as `Authorization: Bearer KEY`"
 
 
@@ -161,7 +162,7 @@ async def follow(book: TenantBook, period: float = REREAD_SECONDS) -> None:
 
 
 def _bearer(authorization: Sequence[str]) -> str | None:
-    """The key that was sent; None where there is none, or an empty one, as clients send that were given none.
+    """The key that was sent; None where there is none, an empty one, or a placeholder of clients that insist on one.
 
     Raises:
         Unauthorized: several, or another scheme.
@@ -171,7 +172,8 @@ def _bearer(authorization: Sequence[str]) -> str | None:
     scheme, _, key = (authorization[0] if authorization else "").strip().partition(" ")
     if scheme and scheme.lower() != "bearer":
         raise Unauthorized(f"only the scheme Bearer is known here; {_HOW}", code="invalid_api_key")
-    return key.strip() or None
+    key = key.strip()
+    return None if key.lower() in ("", *_PLACEHOLDERS) else key
 
 
 def _salt_key(name: str, keys: frozenset[str]) -> bytes:
