@@ -15,7 +15,6 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from time import monotonic
 
 from paceline_server.config import ServerConfig
@@ -24,12 +23,12 @@ from paceline_server.engine.interface import (
     EmbeddingRequest,
     EngineStats,
     EngineStatus,
-    FinishReason,
     GenerationRequest,
     ModelInfo,
     StartupPhase,
     TokenOutput,
 )
+from paceline_server.engine.streams import Items, Streams, embedding, refusal, tokens
 from paceline_server.engine.wire import (
     Abort,
     Configure,
@@ -47,13 +46,8 @@ from paceline_server.engine.wire import (
 )
 from paceline_server.errors import (
     STARTUP_ERRORS,
-    DeadlineExceeded,
     EngineFailed,
-    EngineLost,
     EngineUnavailable,
-    InvalidRequest,
-    Overloaded,
-    RequestError,
 )
 
 log = logging.getLogger("paceline.client")
@@ -65,20 +59,6 @@ _RETRY_AFTER_SECONDS = 5.0
 # Compute threads that wait must not spin: on cores that are shared, a spinning thread keeps the one it waits for from
 # running, and a step takes ten times as long. Set in the environment, these win.
 _THREADING = {"OMP_WAIT_POLICY": "PASSIVE"}
-
-_Item = TokenOutput | EmbeddingOutput | Exception
-
-
-@dataclass(slots=True)
-class _Stream:
-    """A request under way.
-
-    Attributes:
-        open: indexes of its answers that have not ended.
-    """
-
-    open: set[int]
-    items: asyncio.Queue[_Item] = field(default_factory=asyncio.Queue)
 
 
 class EngineClient:
@@ -94,7 +74,7 @@ class EngineClient:
         self._command = command or (sys.executable, "-m", "paceline_server.engine.process")
         self._writer: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._streams: dict[str, _Stream] = {}
+        self._streams = Streams()
         self._phases: dict[str, StartupPhase] = {}
         self._failure: Failed | None = None
         self._ready = False
@@ -158,7 +138,7 @@ class EngineClient:
             DeadlineExceeded: while iterating, where the request's timeout was over before its first token.
         """
         async with self._submitted(request.request_id, Submit(request), request.n) as items:
-            yield _outputs(items, request.n)
+            yield tokens(items, request.n)
 
     async def embed(self, request: EmbeddingRequest) -> EmbeddingOutput:
         """Embed texts; cancelling it aborts the request.
@@ -169,40 +149,28 @@ class EngineClient:
             DeadlineExceeded: the request's timeout was over before its last text was embedded.
         """
         async with self._submitted(request.request_id, Embed(request)) as items:
-            item = await items.get()
-        if isinstance(item, Exception):
-            raise item
-        assert isinstance(item, EmbeddingOutput), "a request to embed was answered with tokens"
-        if item.vectors is None:
-            raise DeadlineExceeded("the request's timeout was over before all its texts were embedded")
-        return item
+            return await embedding(items)
 
     @asynccontextmanager
-    async def _submitted(
-        self, request_id: str, message: Submit | Embed, answers: int = 1
-    ) -> AsyncIterator[asyncio.Queue[_Item]]:
+    async def _submitted(self, request_id: str, message: Submit | Embed, answers: int = 1) -> AsyncIterator[Items]:
         """Send a request, and give out what comes back; leaving the context aborts it."""
         writer = self._writer
         if not self._ready or writer is None:
             raise EngineUnavailable(
                 f"no engine is ready yet: {self.status.message}; try again", retry_after=_RETRY_AFTER_SECONDS
             )
-        stream = self._streams[request_id] = _Stream(set(range(answers)))
+        items = self._streams.open(request_id, answers)
         writer.write(encode(message))
         try:
-            yield stream.items
+            yield items
         finally:
-            # A request that ended is gone from the table already; only one that is under way has to be aborted.
-            if self._streams.pop(request_id, None) is not None and not writer.is_closing():
+            if self._streams.close(request_id) and not writer.is_closing():
                 writer.write(encode(Abort(request_id)))
 
     def cut(self, request_id: str, index: int) -> None:
         """End one answer of a request under way that asks for several; the others go on."""
-        stream = self._streams.get(request_id)
-        if stream is None or index not in stream.open:
-            return
-        stream.open.remove(index)
-        if self._writer is not None and not self._writer.is_closing():
+        under_way = self._streams.cut(request_id, index)
+        if under_way and self._writer is not None and not self._writer.is_closing():
             self._writer.write(encode(Abort(request_id, index)))
 
     async def _run_once(self) -> None:
@@ -247,11 +215,11 @@ class EngineClient:
             case Step(outputs, stats):
                 self._stats = stats
                 for output in outputs:
-                    self._deliver_output(output)
+                    self._streams.deliver(output)
             case Embedded(embedded, stats):
                 self._stats = stats
                 for answer in embedded:
-                    self._deliver_last(answer.request_id, answer)
+                    self._streams.end(answer.request_id, answer)
             case Phase(phase):
                 self._end_start_engine(begun)
                 self._note(phase)
@@ -262,24 +230,9 @@ class EngineClient:
             case Failed():
                 self._failure = message
             case Refused(request_id, text, retry_after):
-                self._deliver_last(request_id, _refusal(text, retry_after))
+                self._streams.end(request_id, refusal(text, retry_after))
             case _:
                 raise AssertionError(f"the engine sent {type(message).__name__}")
-
-    def _deliver_last(self, request_id: str, item: _Item) -> None:
-        stream = self._streams.pop(request_id, None)
-        if stream is not None:
-            stream.items.put_nowait(item)
-
-    def _deliver_output(self, output: TokenOutput) -> None:
-        stream = self._streams.get(output.request_id)
-        if stream is None or output.index not in stream.open:
-            return  # it was aborted a moment ago
-        stream.items.put_nowait(output)
-        if output.finish is not None:
-            stream.open.remove(output.index)
-            if not stream.open:
-                del self._streams[output.request_id]
 
     def _note(self, phase: StartupPhase) -> None:
         self._phases[phase.name] = phase
@@ -297,11 +250,7 @@ class EngineClient:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        lost, self._streams = self._streams, {}
-        for stream in lost.values():
-            stream.items.put_nowait(
-                EngineLost("the engine process died while it worked on this request; it is being restarted")
-            )
+        self._streams.lose()
 
     def _raise_if_hopeless(self, failures: int) -> None:
         if self._info is not None and failures < _MAX_FAILED_RESTARTS:
@@ -310,29 +259,6 @@ class EngineClient:
             raise STARTUP_ERRORS.get(self._failure.reason, EngineFailed)(self._failure.message)
         assert self._process is not None
         raise EngineFailed(f"the engine process ended while starting: {_describe_exit(self._process.returncode)}")
-
-
-async def _outputs(items: asyncio.Queue[_Item], answers: int) -> AsyncIterator[TokenOutput]:
-    """What comes for a request, until all its answers have ended; one that is cut has its reader leave before that."""
-    started = False
-    while True:
-        item = await items.get()
-        if isinstance(item, Exception):
-            raise item
-        assert isinstance(item, TokenOutput), "a request to generate was answered with vectors"
-        if item.finish is FinishReason.TIMEOUT and not started:
-            raise DeadlineExceeded("the request's time was over before it could start")
-        started = True
-        yield item
-        answers -= item.finish is not None
-        if not answers:
-            return
-
-
-def _refusal(message: str, retry_after: float | None) -> RequestError:
-    if retry_after is None:
-        return InvalidRequest(message)
-    return Overloaded(f"overloaded: {message}", code="deadline", retry_after=retry_after)
 
 
 def _describe_exit(code: int | None) -> str:
