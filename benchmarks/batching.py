@@ -68,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Continuous, dynamic and static batches on one trace")
     parser.add_argument("--quick", action="store_true", help="one round of few requests; writes nothing")
     quick = parser.parse_args().quick
-    loaded = load_model(dtype="bfloat16", max_batch_size=CLIENTS, max_tokens_in_batch=REQUESTS.max_tokens_in_batch)
+    loaded = load_model(dtype="bfloat16")
     jobs = mixed_jobs(24 if quick else 80, loaded.info.vocab_size)
     runs: dict[str, list[ClosedLoop]] = {name: [] for name in BATCHERS}
     rows: list[dict[str, Any]] = []

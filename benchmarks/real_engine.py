@@ -31,19 +31,17 @@ class Timing:
         return self.tokens[0] - self.arrival
 
 
-def load_model(
-    dtype: str = "float32", threads: int = 2, *, max_batch_size: int = 16, max_tokens_in_batch: int = 256, **kv: float
-) -> Loaded:
-    """The demo's model on the CPU, warmed up with the largest step that will come.
+def load_model(dtype: str = "float32", threads: int = 2, **kv_cache: float) -> Loaded:
+    """The demo's model on the CPU, warmed up; steps may be larger than those of the warm-up.
 
     Args:
-        kv: settings of the group kv_cache.
+        kv_cache: settings of that group.
     """
     config = parse(
         {
             "engine": {"model_path": MODEL, "dtype": dtype, "device": "cpu", "threads": threads},
-            "batching": {"max_batch_size": max_batch_size, "max_tokens_in_batch": max_tokens_in_batch},
-            "kv_cache": {"cpu_memory_gb": 1.0} | kv,
+            "batching": {"max_batch_size": 16, "max_tokens_in_batch": 256},
+            "kv_cache": {"cpu_memory_gb": 1.0} | kv_cache,
         }
     )
     return load(config, lambda _: None)

@@ -46,7 +46,7 @@ def main() -> None:
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: no such measurement")
     names = arguments.keys or list(MEASUREMENTS)
-    loaded = load_model("bfloat16", max_tokens_in_batch=8192, cpu_memory_gb=1.5, swap_space_gb=0.25)
+    loaded = load_model("bfloat16", cpu_memory_gb=1.5, swap_space_gb=0.25)
     rows: dict[str, Any] = {}
     ratios: dict[str, float] = {}
     for name in names:
