@@ -60,6 +60,9 @@ class EngineSpec(Section):
     cpu_memory_gb: Annotated[float, Field(gt=0)] | None = None  # gigabytes
     block_size_tokens: Count | None = None  # tokens
     swap_space_gb: Annotated[float, Field(ge=0)] | None = None  # gigabytes
+    host_memory_gb: Annotated[float, Field(ge=0)] | None = None  # gigabytes of evicted KV blocks
+    disk_path: Annotated[str, Field(min_length=1)] | None = None
+    disk_gb: Annotated[float, Field(ge=0)] | None = None  # gigabytes
     prefix_caching: bool | None = None
     worker_threads: Count | None = None
     max_n: Annotated[int, Field(ge=1, le=128)] | None = None  # answers to one request
@@ -75,6 +78,13 @@ class EngineSpec(Section):
             self.batcher == "continuous"
         ):
             raise ValueError("batcher and enableContinuousBatching say different things: leave one of them out")
+        return self
+
+    @model_validator(mode="after")
+    def _offload_is_whole(self) -> EngineSpec:
+        disk = self.disk_path is not None
+        if disk != bool(self.disk_gb) or (disk and not self.host_memory_gb):
+            raise ValueError("diskPath, diskGb and hostMemoryGb go together: blocks go to disk by way of host memory")
         return self
 
 

@@ -38,6 +38,9 @@ EXAMPLES = {
     "cpu_memory_gb": 0.5,
     "block_size_tokens": 32,
     "swap_space_gb": 0.5,
+    "host_memory_gb": 0.5,
+    "disk_path": "/cache",
+    "disk_gb": 2.0,
     "prefix_caching": False,
     "worker_threads": 1,
     "max_n": 4,
@@ -47,6 +50,8 @@ EXAMPLES = {
     "reject_on_oom": False,
     "overload_status": 429,
 }
+
+COMPANIONS = ("disk_path", "disk_gb", "host_memory_gb")  # only together
 
 
 def service(**spec):
@@ -83,7 +88,8 @@ def test_the_smallest_service_renders_a_configuration_that_the_server_takes():
 
 @pytest.mark.parametrize("name", sorted(EngineSpec.model_fields))
 def test_every_engine_setting_of_a_service_reaches_the_servers_key_of_the_same_name(name):
-    config = parse(engine_config(service(engine={camel(name): EXAMPLES[name]})))
+    wanted = (name, *(COMPANIONS if name in COMPANIONS else ()))
+    config = parse(engine_config(service(engine={camel(one): EXAMPLES[one] for one in wanted})))
     assert lookup(config, (*ENGINE_GROUPS[name], name)) == EXAMPLES[name]
 
 
@@ -193,6 +199,7 @@ def test_without_tenants_a_pod_has_no_volume_of_keys():
         {"tensorParallelSize": 2},
         {"pipelineParallelSize": 2},
         {"swapSpaceGb": -1},
+        {"diskPath": "/cache"},
         {"maxQueueDelayUs": -1},
         {"batcher": "adaptive"},
         {"batcher": "continuous", "enableContinuousBatching": False},

@@ -1,5 +1,7 @@
 """The block manager's books."""
 
+from itertools import takewhile
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -32,11 +34,11 @@ def test_a_released_prefix_is_found_again_until_its_blocks_are_handed_out():
     for block, digest in zip(table, digests, strict=True):
         manager.publish(block, digest)
     manager.release(table)
-    assert manager.find_prefix(digests) == table
+    assert [manager.block_of(one) for one in digests] == table
     manager.check_integrity([])
 
     manager.allocate(3)  # two blank ones, then the least recently used cached one: the prefix's tail
-    assert manager.find_prefix(digests) == table[:1]
+    assert [manager.block_of(one) for one in digests] == [table[0], None]
 
 
 def test_holding_a_cached_block_keeps_it_from_being_handed_out():
@@ -48,14 +50,14 @@ def test_holding_a_cached_block_keeps_it_from_being_handed_out():
     manager.hold(table)
     assert manager.num_free == 1
     assert manager.allocate(1) != table
-    assert manager.find_prefix([b"digest"]) == table
+    assert [manager.block_of(b"digest")] == table
 
 
 def test_without_prefix_caching_nothing_is_found():
     manager = BlockManager(2, block_size=2, prefix_caching=False)
     table = manager.allocate(1)
     manager.publish(table[0], b"digest")
-    assert manager.find_prefix([b"digest"]) == []
+    assert manager.block_of(b"digest") is None
 
 
 class BlockBooks(RuleBasedStateMachine):
@@ -80,7 +82,8 @@ class BlockBooks(RuleBasedStateMachine):
 
     @rule(digests=st.lists(st.sampled_from([b"a", b"b", b"c", b"d", b"e"]), min_size=1, max_size=3, unique=True))
     def share(self, digests):
-        prefix = self.manager.find_prefix(digests)
+        found = (self.manager.block_of(digest) for digest in digests)
+        prefix = list(takewhile(lambda block: block is not None, found))
         if prefix:
             self.manager.hold(prefix)
             self.tables.append(prefix)

@@ -141,6 +141,27 @@ class BatchingConfig(Group):
         return self
 
 
+class OffloadConfig(Group):
+    """Where cached blocks go that the device evicts, to come back when their prefix is asked for again."""
+
+    host_memory_gb: float = Field(0.0, ge=0, description="Host memory for evicted blocks, in GiB; 0 lets them go.")
+    disk_path: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder of this server alone for blocks that host memory is too small for; they outlive the "
+        "process. Whoever can read it can learn prompts from it.",
+    )
+    disk_gb: float = Field(0.0, ge=0, description="Files in disk_path at most, in GiB.")
+
+    @model_validator(mode="after")
+    def _disk_is_whole(self) -> OffloadConfig:
+        if (self.disk_path is None) != (self.disk_gb == 0):
+            raise ValueError("disk_path and disk_gb go together: set both, or neither")
+        if self.disk_path is not None and self.host_memory_gb == 0:
+            raise ValueError("disk_path needs host_memory_gb above 0: blocks come from disk by way of host memory")
+        return self
+
+
 class KVCacheConfig(Group):
     """The paged KV cache."""
 
@@ -155,6 +176,7 @@ class KVCacheConfig(Group):
         description="Host memory for the KV of preempted requests, in GiB; they are swapped where that is cheaper than "
         "computing them again. 0 always computes again.",
     )
+    offload: OffloadConfig = OffloadConfig()
     prefix_caching: bool = Field(True, description="Keep the blocks of finished sequences for prompts that share them.")
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _DIGEST_BYTES = 16
 
@@ -98,6 +98,8 @@ class BlockManager:
         self._references = [0] * num_blocks
         self._digests: list[bytes | None] = [None] * num_blocks
         self._cached: dict[bytes, int] = {}
+        self.on_evict: Callable[[int, bytes], None] | None = None
+        """Told of a cached block, and its digest, when it is about to be handed out for something else."""
 
     @property
     def num_free(self) -> int:
@@ -108,15 +110,9 @@ class BlockManager:
         """Number of blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
-    def find_prefix(self, digests: Iterable[bytes]) -> list[int]:
-        """Blocks that hold the longest cached prefix of a chain; they are not held yet."""
-        found: list[int] = []
-        for digest in digests:
-            block = self._cached.get(digest)
-            if block is None:
-                break
-            found.append(block)
-        return found
+    def block_of(self, digest: bytes) -> int | None:
+        """The block that is indexed under a digest; it is not held yet."""
+        return self._cached.get(digest)
 
     def num_free_without(self, blocks: Iterable[int]) -> int:
         """Blocks that could still be handed out after the given cached ones were held."""
@@ -174,5 +170,7 @@ class BlockManager:
     def _forget(self, block: int) -> None:
         digest = self._digests[block]
         if digest is not None:
+            if self.on_evict is not None:
+                self.on_evict(block, digest)
             del self._cached[digest]
             self._digests[block] = None

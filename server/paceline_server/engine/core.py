@@ -7,23 +7,25 @@ and aborted between steps, so nothing needs a lock.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from time import perf_counter
 
 from paceline_server.config import SchedulingConfig
 from paceline_server.engine.admission import Admission, Refusal
 from paceline_server.engine.batch import Runner, StepBatch
 from paceline_server.engine.batchers import Batching, delay_window, make_scheduler
-from paceline_server.engine.blocks import BlockManager
 from paceline_server.engine.forecast import Forecast
 from paceline_server.engine.interface import EngineStats, GenerationRequest, ModelInfo, TokenOutput
+from paceline_server.engine.memory import make_tables
+from paceline_server.engine.offload import BlockFiles, FileTraffic
 from paceline_server.engine.pacing import Pacer
 from paceline_server.engine.policies import tpot_targets, ttft_targets, waiting_line
 from paceline_server.engine.samples import SampleGroups, split
 from paceline_server.engine.scheduler import Scheduled, SchedulerLimits
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.steptime import StepShape, StepTimeModel
-from paceline_server.engine.swapping import PreemptionCosts, SwapSpace
-from paceline_server.engine.tables import BlockTables
+
+_DISK_POLL_SECONDS = 0.002
 
 
 class EngineCore:
@@ -36,6 +38,7 @@ class EngineCore:
         scheduling: who goes first.
         prefix_caching: keep freed blocks for prompts that share them; batches by request never do.
         batching: when sequences join and leave a batch.
+        files: blocks on disk, where info has room for some.
         clock: seconds; only differences count.
     """
 
@@ -48,6 +51,7 @@ class EngineCore:
         *,
         prefix_caching: bool = True,
         batching: Batching | None = None,
+        files: BlockFiles | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.info = info
@@ -56,11 +60,10 @@ class EngineCore:
         pacer = Pacer(self.step_time, tpot_targets(scheduling.tiers))
         batching = batching or Batching()
         caching = prefix_caching and not batching.by_request
-        tables = BlockTables(
-            BlockManager(info.num_blocks, info.block_size, prefix_caching=caching),
-            SwapSpace(info.swap_slots),
-            PreemptionCosts(self.step_time, info.block_copy_seconds),
-        )
+        stored = files.stored() if files is not None else ()
+        tables = make_tables(info, self.step_time, stored, prefix_caching=caching)
+        self._traffic = FileTraffic(tables.tier, files) if tables.tier is not None and files is not None else None
+        self._retry_at: float | None = None
         self.scheduler = make_scheduler(batching, limits, tables, waiting_line(scheduling), pacer)
         self._window = delay_window(batching, limits.max_batch_size)
         self._by_request = batching.by_request
@@ -122,17 +125,25 @@ class EngineCore:
     def step(self) -> list[TokenOutput]:
         """Run one step over whatever is due; returns the new tokens, and the ends of those that ran out of time."""
         begin = self._clock()
+        if self._traffic is not None:
+            self._traffic.receive(begin)
         expired = self._expire(begin)
         due = self._due_in(begin)
         if due is None or due > 0.0:
             return self._name(expired)
         plan = self.scheduler.schedule(begin)
+        if not plan:
+            self._wait_for_disk(begin)
+            return self._name(expired)
+        self._retry_at = None
         shape = StepShape.of((item.sequence.num_computed, item.count) for item in plan)
         slices = [item.sequence.slice(item.count) for item in plan]
         batch = StepBatch(slices, self.scheduler.tables.take_copies())
         scheduled = self._clock()
         sampled = list(self._runner.execute(batch))
         executed = self._clock()
+        if self._traffic is not None:
+            self._traffic.send()
         outputs = self.scheduler.update(plan, sampled)
         self.admission.learn(plan, outputs, executed)
         self._account(plan, begin, scheduled, executed)
@@ -141,7 +152,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Gauges of this moment and totals since the start."""
-        scheduler, tables = self.scheduler, self.scheduler.tables.totals
+        scheduler, tables, tier = self.scheduler, self.scheduler.tables.totals, self.scheduler.tables.tier
         oldest = scheduler.waiting.oldest_arrival
         return EngineStats(
             waiting=len(scheduler.waiting) + self._samples.num_held,
@@ -156,6 +167,7 @@ class EngineCore:
             prefix_hit_tokens=tables.prefix_hit_tokens,
             swapped_out_blocks=tables.swapped_out_blocks,
             swapped_in_blocks=tables.swapped_in_blocks,
+            offloaded_blocks=asdict(tier.totals) if tier is not None else {},
             batch_sequences=len(self._last_plan),
             batch_tokens=sum(item.count for item in self._last_plan),
             oldest_waiting_seconds=0.0 if oldest is None else self._clock() - oldest,
@@ -173,6 +185,7 @@ class EngineCore:
                 max_tokens=min(request.max_tokens, room - len(request.prompt_token_ids)),
                 eos_token_ids=self._eos,
                 group=request.request_id if request.n > 1 else None,
+                namespace=self.info.kv_identity,
             )
             for sample in split(request)
         ]
@@ -209,6 +222,8 @@ class EngineCore:
         oldest = waiting.oldest_arrival
         if oldest is None:
             return None
+        if self._retry_at is not None:
+            return max(0.0, self._retry_at - now)
         limits = scheduler.limits
         full = len(waiting) >= limits.max_batch_size or waiting.num_tokens >= limits.max_tokens_in_batch
         return max(0.0, self._window.due(oldest, now, full=full) - now)
@@ -218,6 +233,12 @@ class EngineCore:
         for output in expired:
             self.admission.forget(output.request_id)
         return expired
+
+    def _wait_for_disk(self, now: float) -> None:
+        """Nothing can be computed before a block has come from disk: look again in a moment."""
+        assert self._traffic is not None
+        self._traffic.send()
+        self._retry_at = now + _DISK_POLL_SECONDS
 
     def _account(self, plan: list[Scheduled], begin: float, scheduled: float, executed: float) -> None:
         self._steps += 1

@@ -138,6 +138,9 @@ class ModelInfo:
         block_bytes: of a block's keys and values, all layers.
         swap_slots: blocks that host memory holds for preempted sequences.
         block_copy_seconds: time to copy a block to host memory or back, as measured.
+        offload_slots: blocks that host memory holds of those that the device evicts, after the swap slots.
+        offload_files: blocks that the disk holds of those.
+        kv_identity: equal where blocks of two engines are: same weights, number format and layout.
         task: what the model is for; one that embeds has no KV pool.
         dimensions: of an embedding; None for a model that generates.
     """
@@ -154,6 +157,9 @@ class ModelInfo:
     block_bytes: int = 0
     swap_slots: int = 0
     block_copy_seconds: float = 0.0
+    offload_slots: int = 0
+    offload_files: int = 0
+    kv_identity: str = ""
     task: Task = Task.GENERATE
     dimensions: int | None = None
 
@@ -204,6 +210,8 @@ class EngineStats:
         kv_usage: share of the pool's blocks in use by running sequences, 0..1.
         batch_sequences, batch_tokens: what the last step held.
         swapped_out_blocks, swapped_in_blocks: copied to host memory by preemptions, and back.
+        offloaded_blocks: evicted by the device and kept, by what happened to them (stored in host memory, returned to
+            the device, written to disk, read, failed reads).
         expirations: requests that ran out of their own time.
         oldest_waiting_seconds: age of the request that has waited longest.
         predicted_ttft_seconds: forecast for a short request that comes now, by tier; empty while nothing is known.
@@ -222,6 +230,7 @@ class EngineStats:
     prefix_hit_tokens: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
+    offloaded_blocks: dict[str, int] = field(default_factory=dict)
     batch_sequences: int = 0
     batch_tokens: int = 0
     oldest_waiting_seconds: float = 0.0

@@ -19,6 +19,7 @@ from paceline_server.engine.batchers import Batcher, Batching, delay_window
 from paceline_server.engine.core import EngineCore
 from paceline_server.engine.embedder import EmbeddingCore
 from paceline_server.engine.interface import ModelInfo, StartupPhase
+from paceline_server.engine.offload import BlockFiles
 from paceline_server.engine.scheduler import SchedulerLimits
 from paceline_server.engine.wire import (
     Abort,
@@ -44,10 +45,11 @@ log = logging.getLogger("paceline.engine")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that generates, warmed up."""
+    """A model that generates, warmed up; `files` are its KV blocks on disk, where it has any."""
 
     runner: Runner
     info: ModelInfo
+    files: BlockFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,7 @@ def _core(loaded: Loaded | LoadedEncoder, config: ServerConfig) -> Core:
         config.scheduling,
         prefix_caching=config.kv_cache.prefix_caching,
         batching=batching,
+        files=loaded.files,
     )
 
 

@@ -129,7 +129,7 @@ class Scheduler:
         return outputs
 
     def schedule(self, now: float) -> list[Scheduled]:
-        """Decide the next step; empty only where nothing waits or runs.
+        """Decide the next step; empty only where nothing waits or runs, or all that waits does so for the disk.
 
         Args:
             now: the engine's clock in seconds; stamps the first scheduling of a sequence.
@@ -141,7 +141,8 @@ class Scheduler:
         for item in plan:
             if item.sequence.first_scheduled is None:
                 item.sequence.first_scheduled = now
-        assert plan or not (self.running or self.waiting), "nothing scheduled though there is work"
+        idle = not (self.running or self.waiting)
+        assert plan or idle or self.tables.fetching, "nothing scheduled though there is work"
         return plan
 
     def update(self, plan: list[Scheduled], sampled: list[int | None]) -> list[TokenOutput]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from paceline_server.engine.batch import BlockCopy, CopyKind
 from paceline_server.engine.blocks import BlockManager
 from paceline_server.engine.inflight import PromisedBlocks
+from paceline_server.engine.offload import OffloadTier
 from paceline_server.engine.sequence import Parked, Sequence
 from paceline_server.engine.swapping import PreemptionCosts, SwapSpace
 
@@ -33,31 +34,46 @@ class BlockTables:
         blocks: the device's.
         swap: host memory for preempted sequences; None is none.
         costs: of preemption; None where nothing is swapped.
+        tier: keeps cached blocks that the device evicts; None lets them go.
     """
 
     def __init__(
-        self, blocks: BlockManager, swap: SwapSpace | None = None, costs: PreemptionCosts | None = None
+        self,
+        blocks: BlockManager,
+        swap: SwapSpace | None = None,
+        costs: PreemptionCosts | None = None,
+        tier: OffloadTier | None = None,
     ) -> None:
         self.blocks = blocks
+        self.tier = tier
         self.totals = TableTotals()
         self._swap = swap or SwapSpace(0)
         self._costs = costs
         self._promised = PromisedBlocks()
         self._groups: dict[str, list[Sequence]] = {}  # those that hold blocks, by their group
         self._copies: list[BlockCopy] = []
+        self._returning: list[bytes] = []  # blocks in host memory that the placement under way is about to copy back
+        if tier is not None:
+            blocks.on_evict = self._offload
+
+    @property
+    def fetching(self) -> bool:
+        """Whether somebody may wait for a block from disk."""
+        return self.tier is not None and self.tier.fetching
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Tokens of a waiting or new sequence that the prefix cache would bring now."""
         return len(self._cached_prefix(sequence)) * self.blocks.block_size
 
     def waits_for_prefix(self, sequence: Sequence) -> bool:
-        """Whether a running sequence is about to compute the block that this one needs next."""
-        if not len(self._promised):
+        """Whether the block that this sequence needs next is about to come: from a running one, or from disk."""
+        if not len(self._promised) and self.tier is None:
             return False
         cached = len(self._cached_prefix(sequence))
-        if cached == self._cacheable(sequence):
+        missing = self._digests(sequence)[cached:]
+        if not missing:
             return False
-        return sequence.digests(cached + 1, self.blocks.block_size)[cached] in self._promised
+        return missing[0] in self._promised or (self.tier is not None and self.tier.fetch(missing))
 
     def place(self, sequence: Sequence, reserve: int) -> bool:
         """Give a waiting sequence its blocks, with what is known of their content; False where they do not fit.
@@ -67,12 +83,17 @@ class BlockTables:
             reserve: blocks that must stay free.
         """
         donor = self._donor(sequence)
-        prefix = donor.block_table[: self._shared_with(sequence)] if donor else self._cached_prefix(sequence)
-        fresh = self.blocks.blocks_for(sequence.num_tokens) - len(prefix)
-        if self.blocks.num_free_without(prefix) < fresh + reserve:
+        prefix = [*donor.block_table[: self._shared_with(sequence)]] if donor else self._cached_prefix(sequence)
+        cached = [block for block in prefix if block is not None]
+        fresh = self.blocks.blocks_for(sequence.num_tokens) - len(cached)
+        if self.blocks.num_free_without(cached) < fresh + reserve:
             return False
-        self.blocks.hold(prefix)
-        sequence.block_table = prefix + self.blocks.allocate(fresh)
+        self.blocks.hold(cached)
+        returning = [place for place, block in enumerate(prefix) if block is None]
+        self._returning = [self._digests(sequence)[place] for place in returning]
+        taken = iter(self.blocks.allocate(fresh))
+        sequence.block_table = [next(taken) if block is None else block for block in prefix] + list(taken)
+        self._bring_back(sequence, returning)
         if donor is None:
             self._fill(sequence, len(prefix))
         else:
@@ -136,15 +157,42 @@ class BlockTables:
                 held += sequence.parked.slots
                 assert len(sequence.parked.slots) == self.blocks.blocks_for(sequence.parked.tokens)
         self._swap.check_integrity(held)
+        if self.tier is not None:
+            self.tier.check_integrity()
 
-    def _cached_prefix(self, sequence: Sequence) -> list[int]:
+    def _digests(self, sequence: Sequence) -> list[bytes]:
+        """Of the blocks that may come from the cache: full ones, but the last token is computed for its logits."""
         if not self.blocks.prefix_caching:
             return []
-        return self.blocks.find_prefix(sequence.digests(self._cacheable(sequence), self.blocks.block_size))
+        return sequence.digests((sequence.num_tokens - 1) // self.blocks.block_size, self.blocks.block_size)
 
-    def _cacheable(self, sequence: Sequence) -> int:
-        """Blocks that may come from the cache: full ones, but the last token is computed for its logits."""
-        return (sequence.num_tokens - 1) // self.blocks.block_size
+    def _cached_prefix(self, sequence: Sequence) -> list[int | None]:
+        """The longest known prefix: blocks of the device, None where host memory holds one."""
+        found: list[int | None] = []
+        for digest in self._digests(sequence):
+            block = self.blocks.block_of(digest)
+            if block is None and (self.tier is None or self.tier.slot_of(digest) is None):
+                break
+            found.append(block)
+        return found
+
+    def _offload(self, block: int, digest: bytes) -> None:
+        """Keep a cached block that the device is about to reuse."""
+        slot = self.tier.store(digest, self._returning) if self.tier is not None else None
+        if slot is not None:
+            self._copies.append(BlockCopy(CopyKind.OUT, block, slot))
+
+    def _bring_back(self, sequence: Sequence, places: list[int]) -> None:
+        """Copy blocks of a prefix from host memory to the places of the table that wait for them."""
+        returning, self._returning = self._returning, []
+        if self.tier is None or not places:
+            return
+        for place, digest in zip(places, returning, strict=True):
+            slot = self.tier.slot_of(digest)
+            assert slot is not None, "a block that returns has left host memory"
+            self._copies.append(BlockCopy(CopyKind.IN, slot, sequence.block_table[place]))
+            self.blocks.publish(sequence.block_table[place], digest)
+        self.tier.touch(returning)
 
     def _fill(self, sequence: Sequence, cached: int) -> None:
         """Note what the cached blocks at the front of a new table hold, and bring back what is parked."""

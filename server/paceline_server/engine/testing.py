@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline_server.engine.batch import BlockCopy, CopyKind, SequenceSlice, StepBatch
 from paceline_server.engine.interface import ModelInfo
+from paceline_server.engine.offload import FileAction, FileJob, FileResult
 
 
 def model_info(
@@ -50,12 +51,13 @@ class FakeRunner:
 
     Attributes:
         batches: every batch that was executed.
+        host: slots of host memory.
     """
 
     def __init__(self, info: ModelInfo) -> None:
-        self._info = info
+        self.info = info
         self._cache: list[_Block] = [[None] * info.block_size for _ in range(info.num_blocks)]
-        self._host: dict[int, _Block] = {}
+        self.host: dict[int, _Block] = {}
         self.batches: list[StepBatch] = []
 
     def execute(self, batch: StepBatch) -> list[int | None]:
@@ -80,15 +82,60 @@ class FakeRunner:
             assert mark is not None, f"KV of position {position} was never written"
             assert mark[0] == position, f"KV of position {position} is that of {mark[0]}"
             tokens.append(mark[1])
-        return _next_token(tokens, self._info.vocab_size, banned=piece.banned_token_ids)
+        return _next_token(tokens, self.info.vocab_size, banned=piece.banned_token_ids)
 
     def _copy(self, copy: BlockCopy) -> None:
-        source = self._host if copy.kind is CopyKind.IN else self._cache
-        target = self._host if copy.kind is CopyKind.OUT else self._cache
+        source = self.host if copy.kind is CopyKind.IN else self._cache
+        target = self.host if copy.kind is CopyKind.OUT else self._cache
         target[copy.target] = list(source[copy.source])
 
     def _locate(self, piece: SequenceSlice, position: int) -> tuple[int, int]:
-        return piece.block_table[position // self._info.block_size], position % self._info.block_size
+        return piece.block_table[position // self.info.block_size], position % self.info.block_size
+
+
+class FakeFiles:
+    """A disk beside a `FakeRunner`; implements `offload.BlockFiles`.
+
+    Args:
+        runner: whose host memory is written and read.
+        delay: calls of `results` that a job takes.
+
+    Attributes:
+        blocks: contents by digest. What is taken out or replaced by None is missing or damaged.
+    """
+
+    def __init__(self, runner: FakeRunner, delay: int = 1) -> None:
+        self.blocks: dict[bytes, _Block | None] = {}
+        self._runner = runner
+        self._delay = delay
+        self._pending: list[tuple[int, FileResult]] = []
+        self._calls = 0
+
+    def stored(self) -> list[bytes]:
+        """Nothing is there at the start, unless a test puts it there."""
+        return list(self.blocks)
+
+    def begin(self, job: FileJob) -> None:
+        """Do it at once, and tell later."""
+        ok = True
+        if job.action is FileAction.DELETE:
+            self.blocks.pop(job.digest, None)
+            return
+        assert job.slot is not None
+        if job.action is FileAction.WRITE:
+            self.blocks[job.digest] = list(self._runner.host[job.slot])
+        else:
+            content = self.blocks.get(job.digest)
+            ok = content is not None
+            self._runner.host[job.slot] = content or [None] * self._runner.info.block_size
+        self._pending.append((self._calls + self._delay, FileResult(job, ok)))
+
+    def results(self) -> list[FileResult]:
+        """What is due."""
+        self._calls += 1
+        due = [result for call, result in self._pending if call <= self._calls]
+        self._pending = [(call, result) for call, result in self._pending if call > self._calls]
+        return due
 
 
 def _next_token(tokens: Sequence[int], vocab: int, banned: Sequence[int] = ()) -> int:

@@ -131,6 +131,7 @@ class _EngineNumbers(Collector):
         yield from _gauges(self._engine.stats)
         yield from _counters(self._engine.stats)
         yield from _swaps(self._engine)
+        yield _offloaded(self._engine.stats)
         yield CounterMetricFamily(
             "paceline_engine_restarts", "Times that a lost engine was started again", value=self._engine.restarts
         )
@@ -175,6 +176,15 @@ def _swaps(engine: Engine) -> Iterable[Metric]:
         blocks.add_metric([direction], count)
         volume.add_metric([direction], count * block_bytes)
     yield from (blocks, volume)
+
+
+def _offloaded(stats: EngineStats) -> Metric:
+    blocks = CounterMetricFamily(
+        "paceline_offloaded_blocks", "KV blocks that the device evicted and that were kept, by event", labels=["event"]
+    )
+    for event, count in stats.offloaded_blocks.items():
+        blocks.add_metric([event], count)
+    return blocks
 
 
 class _Aliases(Collector):

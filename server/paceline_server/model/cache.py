@@ -86,10 +86,14 @@ class KVCache:
 
     def move(self, copies: Iterable[BlockCopy]) -> None:
         """Copy blocks, one after the other."""
+        touches_host = False
         for copy in copies:
             source = self._slots[copy.source] if copy.kind is CopyKind.IN else self.layers[:, copy.source]
             target = self._slots[copy.target] if copy.kind is CopyKind.OUT else self.layers[:, copy.target]
             target.copy_(source, non_blocking=True)
+            touches_host = touches_host or copy.kind is not CopyKind.WITHIN
+        if touches_host and self.layers.is_cuda:
+            torch.cuda.current_stream().synchronize()  # slots are read and filled outside the stream
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store T tokens: slots [T], key and value [T, K, D]."""
@@ -152,20 +156,22 @@ def blocks_for_gpu(geometry: KVGeometry, fraction: float, total: int, used: int,
     return left // geometry.block_bytes
 
 
-def host_bytes_for(swap_space_gb: float, available: int) -> int:
+def host_bytes_for(swap_space_gb: float, host_memory_gb: float, available: int) -> int:
     """Bytes of host memory that slots may take.
 
     Args:
         swap_space_gb: kv_cache.swap_space_gb, in GiB.
+        host_memory_gb: kv_cache.offload.host_memory_gb, in GiB.
         available: bytes that this machine can still give.
 
     Raises:
         OutOfMemory: the machine has less than that.
     """
-    wanted = int(swap_space_gb * GIB)
+    wanted = int((swap_space_gb + host_memory_gb) * GIB)
     if wanted > max(available, 0):
         raise OutOfMemory(
-            f"{wanted / GIB:.2f} GiB of host memory are to hold KV blocks (kv_cache.swap_space_gb), but only "
+            f"{wanted / GIB:.2f} GiB of host memory are to hold KV blocks (kv_cache.swap_space_gb and "
+            "kv_cache.offload.host_memory_gb), but only "
             f"{max(available, 0) / GIB:.2f} GiB are free; give less, or raise the memory limit"
         )
     return wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,9 +11,19 @@ import torch
 from paceline_server.config import BatchingConfig, KVCacheConfig, ServerConfig
 from paceline_server.engine.interface import ModelInfo
 from paceline_server.engine.loop import Loaded
+from paceline_server.engine.offload import BlockFiles
 from paceline_server.errors import OutOfMemory
 from paceline_server.model.backend import Backend, CpuBackend, ReferenceBackend, choose_backend
-from paceline_server.model.cache import KVGeometry, blocks_for_cpu, blocks_for_gpu, host_bytes_for
+from paceline_server.model.block_files import BlockFolder
+from paceline_server.model.cache import (
+    GIB,
+    BlockStorage,
+    KVGeometry,
+    blocks_for_cpu,
+    blocks_for_gpu,
+    host_bytes_for,
+)
+from paceline_server.model.identity import kv_identity
 from paceline_server.model.loader import CausalModel, eos_token_ids, load_model, read_config
 from paceline_server.model.machine import available_memory, choose_device, choose_dtype, cores_given
 from paceline_server.model.phases import OnPhase, find_model, phase
@@ -51,9 +62,12 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
     with phase("allocate_kv_cache", on_phase):
         num_blocks = setup.count_blocks(config.kv_cache)
         runner = setup.runner(num_blocks, config.kv_cache)
+        memory = _HostMemory(config.kv_cache, runner.model.storage)
     with phase("warmup", on_phase):
         setup.warm_up(runner, num_blocks)
         copy_seconds = runner.copy_seconds()
+    dtype_name = str(dtype).removeprefix("torch.")
+    identity = memory.identity(folder, (dtype_name, backend_name, config.engine.quantization))
     info = ModelInfo(
         folder=str(folder),
         max_model_len=longest,
@@ -61,15 +75,43 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
         eos_token_ids=eos_token_ids(folder, model_config),
         num_blocks=num_blocks,
         block_size=config.kv_cache.block_size_tokens,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype_name,
         device=device.type,
         attention_backend=backend_name,
         block_bytes=runner.model.storage.block_bytes,
-        swap_slots=len(runner.model.storage.host),
+        swap_slots=memory.swap_slots,
         block_copy_seconds=copy_seconds,
+        offload_slots=memory.offload_slots,
+        offload_files=memory.offload_files,
+        kv_identity=identity,
     )
     log.info("loaded %s", info)
-    return Loaded(runner, info)
+    return Loaded(runner, info, memory.files(identity))
+
+
+class _HostMemory:
+    """How the slots of host memory are shared out, and the disk below them."""
+
+    def __init__(self, config: KVCacheConfig, storage: BlockStorage) -> None:
+        self._config = config
+        self._storage = storage
+        self.swap_slots = int(config.swap_space_gb * GIB) // storage.block_bytes
+        self.offload_slots = len(storage.host) - self.swap_slots if config.offload.host_memory_gb else 0
+        self.offload_files = int(config.offload.disk_gb * GIB) // storage.block_bytes
+
+    def identity(self, folder: Path, facts: tuple[object, ...]) -> str:
+        """Of the blocks, which depend on the model's files and these facts; see `model.identity`."""
+        layout = (self._config.block_size_tokens, self._storage.block_bytes)
+        return kv_identity(folder, facts + layout, every_byte=self._config.offload.disk_path is not None)
+
+    def files(self, identity: str) -> BlockFiles | None:
+        """The blocks on disk; None where there are to be none.
+
+        Raises:
+            InvalidConfiguration: the folder cannot be used.
+        """
+        path = self._config.offload.disk_path
+        return None if path is None else BlockFolder(Path(path), self._storage.host, identity)
 
 
 class _Setup:
@@ -113,7 +155,8 @@ class _Setup:
         host_bytes = 0
         if config is not None:
             beside = num_blocks * self._geometry.block_bytes if self._device.type == "cpu" else 0
-            host_bytes = host_bytes_for(config.swap_space_gb, available_memory() - _STEP_BYTES - beside)
+            available = available_memory() - _STEP_BYTES - beside
+            host_bytes = host_bytes_for(config.swap_space_gb, config.offload.host_memory_gb, available)
         model = self._backend.on_cache(self._geometry, num_blocks, host_bytes)
         return ModelRunner(model, self._geometry.block_size)
 
