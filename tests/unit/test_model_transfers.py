@@ -72,6 +72,6 @@ def test_a_slot_holds_all_bytes_of_a_block(runner: ModelRunner) -> None:
 
 
 def test_host_memory_that_the_machine_does_not_have_is_refused_by_name() -> None:
-    assert host_bytes_for(0.0, available=-5) == 0
-    with pytest.raises(OutOfMemory, match=r"kv_cache\.swap_space_gb"):
-        host_bytes_for(1.0, available=1 << 29)
+    assert host_bytes_for(0.0, 0.0, available=-5) == 0
+    with pytest.raises(OutOfMemory, match=r"kv_cache\.swap_space_gb and kv_cache\.offload"):
+        host_bytes_for(0.25, 0.75, available=1 << 29)
