@@ -77,17 +77,18 @@ def test_slo_serves_those_that_can_be_in_time_before_the_late_but_for_each_fourt
     assert [name[:-1] for name in order] == 3 * ["fresh"] + ["late"] + 3 * ["fresh"] + ["late", "fresh", "late"]
 
 
-def test_slo_lets_what_waits_rise_by_a_tier_each_ten_seconds():
-    line = fill(line_of("slo"), sequence("old", 0.0, tier=Tier.BATCH))
-    fill(line, sequence("standard", 9.8))
-    assert line.take(9.9).request_id == "standard", "it is a tier above"
-    fill(line, sequence("interactive", 11.0, tier=Tier.INTERACTIVE), sequence("late", 10.2))
-    assert drain(line, now=11.0) == ["interactive", "old", "late"], "equals now, both late, in order of deadline"
+def test_slo_gives_each_fourth_turn_to_what_is_overdue_whatever_its_tier():
+    line = fill(line_of("slo"), sequence("batch", 0.0, tier=Tier.BATCH), sequence("standard", 1.0))
+    fill(line, *(sequence(f"fresh{index}", 30.0, tier=Tier.INTERACTIVE) for index in range(8)))
+    order = drain(line, now=30.0)
+    assert (order[3], order[7]) == ("standard", "batch"), "overdue since 11.5 s and since 25 s"
+    assert all(name.startswith("fresh") for name in order[:3] + order[4:7] + order[8:])
 
 
-def test_slo_lets_what_waits_rise_to_the_first_tier():
-    line = fill(line_of("slo"), sequence("old", 0.0, tier=Tier.BATCH), sequence("new", 19.0, tier=Tier.INTERACTIVE))
-    assert drain(line, now=20.0) == ["old", "new"]
+def test_slo_lets_nothing_that_is_merely_late_pass_a_more_urgent_tier():
+    line = fill(line_of("slo"), sequence("late", 0.0))
+    fill(line, *(sequence(f"fresh{index}", 9.0, tier=Tier.INTERACTIVE) for index in range(5)))
+    assert drain(line, now=9.0)[-1] == "late", "it is overdue after 10.5 s"
 
 
 def test_slo_serves_tenants_by_what_they_have_used_and_not_by_how_much_they_send():
@@ -294,7 +295,7 @@ def test_what_does_not_fit_goes_back_to_its_place(policy):
         ("fcfs", "quiet", 0.1),
         ("priority", "quiet", 60.1),  # three levels of 10 s; half of what comes meanwhile is served meanwhile
         ("sjf", "quiet", 20.1),  # 984 tokens of 10 ms, likewise
-        ("slo", "flood", 25.0),  # two rises, then each fourth is a late one, and some were late before it
+        ("slo", "flood", 26.0),  # overdue after 25 s, then each eighth turn at the latest
         ("slo", "quiet", 106.0),  # the head start of 32 quanta of 256 and one more, at 8 tokens a take
     ],
 )
@@ -357,10 +358,11 @@ class NaiveSlo:
         self.used: dict[str, float] = {}
         self.floor = 0.0
         self.since_late: dict[tuple[str, int], int] = {}
+        self.overdue_had_last: dict[str, bool] = {}
         self.now = 0.0
 
     def rank(self, one):
-        return max(0, list(Tier).index(one.request.tier) - int((self.now - one.arrival) / PROMOTE_AFTER))
+        return list(Tier).index(one.request.tier)
 
     def of(self, tenant):
         return [one for one in self.waiting if one.request.tenant == tenant and not one.preemptions]
@@ -371,15 +373,21 @@ class NaiveSlo:
     def late(self, one):
         return self.deadline(one) < self.now
 
+    def overdue(self, one):
+        return self.deadline(one) + self.rank(one) * PROMOTE_AFTER
+
     def next_tenant(self):
         def turn(tenant):
             best = min(map(self.rank, self.of(tenant)))
             in_time = [self.deadline(o) for o in self.of(tenant) if self.rank(o) == best and not self.late(o)]
-            came_as = min(list(Tier).index(one.request.tier) for one in self.of(tenant))
             level = int(self.used.get(tenant, 0.0) / QUANTUM)
-            return (level - (32, 16, 0)[came_as], min(in_time, default=inf), tenant)
+            return (level - (32, 16, 0)[best], min(in_time, default=inf), tenant)
 
         return min({one.request.tenant for one in self.waiting if not one.preemptions}, key=turn, default=None)
+
+    def forget(self, tenant):
+        self.since_late = {key: count for key, count in self.since_late.items() if key[0] != tenant}
+        self.overdue_had_last.pop(tenant, None)
 
     def push(self, one, now):
         self.now = now
@@ -388,13 +396,13 @@ class NaiveSlo:
             first = self.next_tenant()
             floor = self.floor if first is None else self.used.get(first, 0.0)
             self.used[tenant] = max(self.used.get(tenant, 0.0), floor - CREDIT)
-            self.since_late = {key: count for key, count in self.since_late.items() if key[0] != tenant}
+            self.forget(tenant)
         self.put_back(one, now)
 
     def put_back(self, one, now):
         self.now = now
         if not self.of(one.request.tenant):
-            self.since_late = {key: count for key, count in self.since_late.items() if key[0] != one.request.tenant}
+            self.forget(one.request.tenant)
         self.waiting.append(one)
 
     def take(self, now):
@@ -414,9 +422,17 @@ class NaiveSlo:
         best = min(map(self.rank, self.of(tenant)))
         tier = [one for one in self.of(tenant) if self.rank(one) == best]
         late, in_time = [one for one in tier if self.late(one)], [one for one in tier if not self.late(one)]
-        turn_of_late = bool(late) and (not in_time or self.since_late.get((tenant, best), 0) >= 3)
-        self.since_late[tenant, best] = 0 if turn_of_late else self.since_late.get((tenant, best), 0) + 1
-        return min(late if turn_of_late else in_time, key=lambda one: (self.deadline(one), one.number))
+        overdue = [one for one in self.of(tenant) if self.rank(one) > 0 and self.overdue(one) < self.now]
+        since = self.since_late.get((tenant, best), 0)
+        turn_of_late = bool(late or overdue) and (not in_time or since >= 3)
+        self.since_late[tenant, best] = 0 if turn_of_late else since + 1
+        if not turn_of_late:
+            return min(in_time, key=lambda one: (self.deadline(one), one.number))
+        turn_of_overdue = bool(overdue) and (not late or not self.overdue_had_last.get(tenant, False))
+        self.overdue_had_last[tenant] = turn_of_overdue
+        if turn_of_overdue:
+            return min(overdue, key=lambda one: (self.overdue(one), one.number))
+        return min(late, key=lambda one: (self.deadline(one), one.number))
 
     def remove(self, name):
         found = next((one for one in self.waiting if one.request_id == name), None)

@@ -66,6 +66,8 @@ class SchedulingConfig(Group):
         description="How long smaller requests may pass one whose turn it is and whose KV blocks do not fit yet.",
     )
     promote_after_seconds: float = Field(
-        10.0, gt=0, description="Waiting after which a request rises by one tier, so that nobody starves (slo)."
+        10.0,
+        gt=0,
+        description="How late a request may be, for each tier above its own, before its tier stops counting (slo).",
     )
     tiers: TiersConfig = TiersConfig()
