@@ -9,6 +9,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from paceline_operator.errors import PacelineError
 
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="\n".join(f"  {name:10}{summary}" for name, summary in COMMANDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"paceline {version('paceline-operator')}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="`paceline COMMAND --help` tells")
     words = sys.argv[1:] if argv is None else list(argv)

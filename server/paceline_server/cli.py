@@ -13,6 +13,7 @@ import asyncio
 import os
 import sys
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 from paceline_server.config import ServerConfig, load
@@ -25,6 +26,7 @@ from paceline_server.model import store
 from paceline_server.simulator import command as simulator
 
 _TERMINATION_LOG = "/dev/termination-log"  # Kubernetes' default terminationMessagePath
+_LAST_PORT = 65535
 _TERMINATION_BYTES = 4096  # more is cut by the kubelet
 
 
@@ -41,11 +43,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="paceline-server", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--version", action="version", version=f"paceline-server {version('paceline-server')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve a model over the OpenAI-compatible API")
     serve.add_argument("--config", type=Path, required=True, help="engine configuration file (YAML)")
     serve.add_argument("--host", help="address to listen on; wins over the file")
-    serve.add_argument("--port", type=int, help="port to listen on; wins over the file; 0 takes a free one")
+    serve.add_argument("--port", type=_port, help="port to listen on; wins over the file; 0 takes a free one")
     serve.set_defaults(run=_serve)
     simulator.add_command(commands)
     hasher = commands.add_parser(
@@ -56,6 +59,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     hasher.set_defaults(run=_hash_key)
     return parser
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: a number from 0 to {_LAST_PORT}")
+    return int(text)
 
 
 def _hash_key(arguments: argparse.Namespace) -> int:

@@ -114,7 +114,10 @@ class FakeEngine:
     @property
     def status(self) -> EngineStatus:
         """How the engine is now."""
-        phases = (StartupPhase("start_engine", 2.0), StartupPhase("load_weights", 1.0 if self.ready else None))
+        phases = (
+            StartupPhase("start_engine", 2.00000000012),
+            StartupPhase("load_weights", 1.0 if self.ready else None),
+        )
         reason = "Ready" if self.ready else "Loading"
         return EngineStatus(
             self.ready, reason, "the engine serves" if self.ready else "it loads", phases, self.step_age

@@ -1,6 +1,7 @@
 """The gateway's end of the wire, against real processes that run the real loop over a fake model."""
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -11,8 +12,9 @@ import pytest
 
 from paceline_server.config import parse
 from paceline_server.engine.client import EngineClient
-from paceline_server.engine.interface import FinishReason, GenerationRequest
-from paceline_server.engine.testing import expected_tokens
+from paceline_server.engine.interface import FinishReason, GenerationRequest, StartupPhase
+from paceline_server.engine.testing import expected_tokens, model_info
+from paceline_server.engine.wire import Ready
 from paceline_server.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -192,3 +194,13 @@ async def test_a_request_for_several_answers_streams_them_all_and_one_can_be_cut
             client.cut("s", 1)
             await until(lambda: client.stats.running == 2)
         await until(lambda: client.stats.running == 0 and client.stats.kv_usage == 0)
+
+
+def test_what_was_loaded_is_logged_in_words(caplog):
+    caplog.set_level(logging.INFO)
+    client = EngineClient(parse({"engine": {"model_path": "fake"}}))
+    client._note(StartupPhase("start_engine", 1.0))
+    client._receive(Ready(model_info(num_blocks=256, block_size=16)), begun=0.0)
+    (line,) = (record.getMessage() for record in caplog.records if "ready" in record.getMessage())
+    assert "a KV cache of 4096 tokens" in line
+    assert "ModelInfo" not in line

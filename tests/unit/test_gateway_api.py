@@ -305,7 +305,36 @@ async def test_unknown_paths_and_methods_answer_in_the_same_shape(engine: FakeEn
         for method, path, status in (("GET", "/v1/nope", 404), ("GET", "/v1/completions", 405), ("GET", "/drain", 405)):
             response = await server.client.request(method, path)
             assert response.status == status
-            assert (await response.json())["error"]["type"] == "invalid_request_error"
+            error = (await response.json())["error"]
+            assert error["type"] == "invalid_request_error"
+            assert error["code"] == {404: "unknown_url", 405: "method_not_allowed"}[status]
+
+
+async def test_an_unknown_path_is_answered_with_what_is_served_and_a_wrong_method_with_the_right_one(
+    engine: FakeEngine,
+) -> None:
+    async with served(engine) as server:
+        response = await server.client.post("/chat/completions", json=CHAT)
+        message = (await response.json())["error"]["message"]
+        assert message.startswith("POST /chat/completions is not served here; served are: ")
+        for route in ("POST /v1/chat/completions", "POST /v1/completions", "GET /v1/models/{name}", "GET /readyz"):
+            assert route in message
+        response = await server.client.get("/v1/chat/completions")
+        assert (await response.json())["error"]["message"] == "/v1/chat/completions takes POST, not GET"
+        assert response.headers["Allow"] == "POST"
+
+
+async def test_the_access_log_says_why_a_request_was_refused(
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    async with served(engine) as server:
+        await post(server, "/v1/completions", COMPLETION, model="nobody")
+        await server.client.get("/v1/nothing")
+        await server.client.post("/drain")
+        await post(server, "/v1/completions", COMPLETION)
+    lines = [json.loads(record.message) for record in caplog.records if record.name == "paceline.access"]
+    assert [line.get("error") for line in lines] == ["model_not_found", "unknown_url", None, "draining"]
 
 
 async def test_an_answer_carries_its_id_in_a_header(engine: FakeEngine) -> None:
@@ -331,5 +360,6 @@ async def test_the_access_log_has_one_line_per_request_and_no_text(
     assert lines[0]["completion_tokens"] == len(engine.script) + 1  # type: ignore[arg-type]
     assert 0 < lines[0]["ttft"] <= lines[0]["seconds"]
     assert (lines[0]["outcome"], lines[1]["outcome"]) == ("completed", "refused")
+    assert ("error" in lines[0], lines[1]["error"]) == (False, "invalid_value")
     assert all(secret not in record.getMessage() for record in caplog.records)
     assert all("capital" not in record.getMessage() for record in caplog.records)

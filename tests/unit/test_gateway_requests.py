@@ -76,7 +76,7 @@ def test_other_values_of_fields_that_are_not_supported_are_refused_by_name(field
     error = refusal(chat, **{field: value})
     assert error.param == field
     assert error.code == "unsupported_parameter"
-    assert f"{field} is not supported yet; leave it out" in error.message
+    assert f"{field}: is not supported yet; leave it out" in error.message
     assert len(error.message) < 300
 
 
@@ -157,14 +157,39 @@ def test_bad_messages_are_refused_under_the_name_of_the_field(messages: Any) -> 
 def test_missing_fields_are_named() -> None:
     with pytest.raises(InvalidRequest) as caught:
         validate(ChatRequest, {})
-    assert caught.value.message == "model is required; messages is required"
+    assert caught.value.message == "model: is required; messages: is required"
     assert caught.value.code == "missing_required_parameter"
 
 
 def test_unknown_fields_are_named() -> None:
+    error = refusal(chat, colour="red")
+    assert error.message == "colour: is not a known field"
     error = refusal(chat, max_token=5)
-    assert error.message == "max_token is not a known field"
+    assert error.message == "max_token: is not a known field; did you mean max_tokens?"
     assert (error.param, error.code) == ("max_token", "unknown_parameter")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": [USER, {"role": "user"}]}, "messages[1].content: is required"),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]},
+            "messages[0].tool_call_id: belongs to the role tool",
+        ),
+        (
+            {"messages": [{"role": "user", "contents": "x", "content": "x"}]},
+            "messages[0].contents: is not a known field; did you mean content?",
+        ),
+        (
+            {"stream": True, "stream_options": {"include_usages": True}},
+            "stream_options.include_usages: is not a known field; did you mean include_usage?",
+        ),
+        ({"messages": ["x"]}, "messages[0]: must be an object"),
+    ],
+)
+def test_a_mistake_inside_a_field_is_named_by_its_whole_path(fields: dict[str, Any], message: str) -> None:
+    assert refusal(chat, **fields).message == message
 
 
 def test_a_flood_of_unknown_fields_is_not_looked_at_one_by_one() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -122,6 +123,19 @@ def test_a_service_that_does_not_run_is_told_by_its_name(
 ) -> None:
     assert cli.main([command, "nobody"]) == 1
     assert capsys.readouterr().err.startswith("paceline: nobody ")
+
+
+@pytest.mark.parametrize("port", ["abc", "-1", "65536", "8000.5", "", "٣"])
+def test_a_port_that_is_none_is_refused_by_what_was_written(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["up", "service.yaml", f"--port={port}"])
+    assert f"argument --port: {port!r} is not a port: a number from 0 to 65535" in capsys.readouterr().err
+
+
+def test_the_command_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert re.fullmatch(r"paceline \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

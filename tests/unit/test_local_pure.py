@@ -36,6 +36,13 @@ def test_every_pod_gets_gpus_of_its_own() -> None:
     assert three == Unschedulable("0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
 
 
+def test_without_any_gpu_the_way_out_is_said_before_the_scheduler_s_words() -> None:
+    answer = place(pod_with(limits={"nvidia.com/gpu": "1"}), Machine(cpus=4, memory=8 * 2**30), [])
+    assert isinstance(answer, Unschedulable)
+    assert answer.message.startswith("`paceline up --cpu` ")
+    assert answer.message.endswith("(0/1 nodes are available: 1 Insufficient nvidia.com/gpu.)")
+
+
 @pytest.mark.parametrize(
     ("resources", "word"),
     [

@@ -1,6 +1,7 @@
 """The first moments of the server's process, and its last words."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,6 +55,20 @@ def test_three_mistakes_in_the_file_end_the_server_with_all_three_named(tmp_path
     assert process.returncode == 78
     for path in ("engine.dtype", "kv_cache.blocks", "gateway.port"):
         assert path in errors
+
+
+def test_the_command_tells_its_version():
+    process = start("--version")
+    output, _ = process.communicate(timeout=60)
+    assert re.fullmatch(r"paceline-server \d+\.\d+\.\d+\n", output)
+
+
+@pytest.mark.parametrize("port", ["abc", "-1", "65536"])
+def test_a_port_that_is_none_is_refused_by_what_was_written(port):
+    process = start("serve", "--config", "engine.yaml", f"--port={port}")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert f"argument --port: {port!r} is not a port: a number from 0 to 65535" in errors
 
 
 def wait_for_handler(pid):

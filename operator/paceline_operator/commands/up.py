@@ -9,6 +9,8 @@ from pathlib import Path
 
 from paceline_operator.local.up import UpOptions, up
 
+_LAST_PORT = 65535
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run an LLMService on this machine."""
@@ -34,7 +36,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{port} is not a port: 0 to 65535")
-    return port
+    if not text.isascii() or not text.isdigit() or int(text) > _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: a number from 0 to {_LAST_PORT}")
+    return int(text)

@@ -19,8 +19,8 @@ from paceline_operator.quantity import parse_quantity
 GPU = "nvidia.com/gpu"
 _NVIDIA_SMI_SECONDS = 20.0  # the first call after boot initialises the driver
 _WITHOUT_GPU = (
-    "this machine has no NVIDIA GPU: `paceline up --cpu` runs the model on the CPU, "
-    "or set spec.resources to what there is"
+    "`paceline up --cpu` runs the model on the CPU, or set spec.resources to what there is: "
+    "this machine has no NVIDIA GPU"
 )
 
 
@@ -90,7 +90,9 @@ def _requests(pod: Manifest) -> dict[str, Decimal]:
 
 
 def _insufficient(resource: str, advice: str) -> Unschedulable:
-    return Unschedulable(f"0/1 nodes are available: 1 Insufficient {resource}{f' ({advice})' if advice else ''}.")
+    """What to do comes first: the scheduler's own words mean something only to who knows Kubernetes."""
+    words = f"0/1 nodes are available: 1 Insufficient {resource}."
+    return Unschedulable(f"{advice} ({words})" if advice else words)
 
 
 def _gpus() -> tuple[str, ...]:

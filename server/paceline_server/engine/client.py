@@ -226,7 +226,7 @@ class EngineClient:
             case Ready(info):
                 self._end_start_engine(begun)
                 self._info, self._ready = info, True
-                log.info("ready after %.1f s: %s", monotonic() - begun, info)
+                log.info("ready after %.1f s: %s", monotonic() - begun, _describe(info))
             case Failed():
                 self._failure = message
             case Refused(request_id, text, retry_after):
@@ -259,6 +259,11 @@ class EngineClient:
             raise STARTUP_ERRORS.get(self._failure.reason, EngineFailed)(self._failure.message)
         assert self._process is not None
         raise EngineFailed(f"the engine process ended while starting: {_describe_exit(self._process.returncode)}")
+
+
+def _describe(info: ModelInfo) -> str:
+    place = f"{info.dtype} on {info.device} (attention {info.attention_backend})"
+    return f"{info.folder} in {place}, a KV cache of {info.kv_capacity_tokens} tokens"
 
 
 def _describe_exit(code: int | None) -> str:

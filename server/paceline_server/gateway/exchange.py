@@ -25,6 +25,7 @@ class Exchange:
         started: monotonic seconds at arrival.
         created: Unix time at arrival.
         tenant: whose it is, once that is known.
+        error: why it was refused or failed, in a word.
         generates: it asks for text, and is counted.
         stream: the event stream, once its head has been sent.
         headers: that every answer to it has.
@@ -34,6 +35,7 @@ class Exchange:
     started: float = field(default_factory=monotonic)
     created: int = field(default_factory=lambda: int(time()))
     tenant: Tenant | None = None
+    error: str | None = None
     generates: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0

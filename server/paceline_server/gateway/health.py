@@ -50,10 +50,14 @@ def _readiness(gateway: Gateway) -> dict[str, Any]:
     return {
         "ready": gateway.ready,
         "phase": status.phase,
-        "phases": [{"name": phase.name, "seconds": phase.seconds} for phase in status.phases],
+        "phases": [{"name": phase.name, "seconds": _rounded(phase.seconds)} for phase in status.phases],
         "reason": reason,
         "message": message,
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
 
 
 def _silence(status: EngineStatus) -> str:

@@ -28,6 +28,7 @@ from paceline_server.errors import (
 from paceline_server.gateway.exchange import EXCHANGE, Exchange
 from paceline_server.gateway.state import GATEWAY, Gateway
 from paceline_server.gateway.tenants import EVERYBODY
+from paceline_server.gateway.unserved import explain
 
 log = logging.getLogger("paceline.gateway")
 access_log = logging.getLogger("paceline.access")
@@ -48,7 +49,7 @@ _REASONS: tuple[tuple[type[RequestError], str], ...] = (
     (InsufficientAllowance, "insufficient_allowance"),
     (TierNotAllowed, "tier_not_allowed"),
 )
-"""The label of `paceline_rejections_total` by error."""
+"""The label of `paceline_rejections_total` by error, and its word in the access log where the error has no code."""
 
 
 @web.middleware
@@ -77,18 +78,19 @@ async def _respond(request: web.Request, handler: Handler, record: Exchange) -> 
                 response.force_close()  # the next request on this connection has to find another server
         return response, "completed"
     except RequestError as error:
+        record.error = error.code or _reason(error) or error.type
         _count_rejection(gateway, record, error)
         refused = record.completion_tokens == 0 and error.status != RequestError.status
         return await _answer(record, error, gateway), "refused" if refused else "failed"
     except web.HTTPException as error:
-        return _from_http(error, record), "refused"
+        return _from_http(error, explain(error, request), record), "refused"
     except ConnectionError:
         raise
     except Exception:
         log.exception("request %s failed by a fault of the server", record.id)
-        return await _answer(
-            record, RequestError("the server failed at this request; it is in its log"), gateway
-        ), "failed"
+        fault = RequestError("the server failed at this request; it is in its log")
+        record.error = fault.type
+        return await _answer(record, fault, gateway), "failed"
 
 
 async def _answer(record: Exchange, error: RequestError, gateway: Gateway) -> web.StreamResponse:
@@ -107,15 +109,19 @@ async def _answer(record: Exchange, error: RequestError, gateway: Gateway) -> we
     return response
 
 
-def _from_http(error: web.HTTPException, record: Exchange) -> web.Response:
+def _from_http(error: web.HTTPException, explained: RequestError, record: Exchange) -> web.Response:
     """The refusals of aiohttp itself: no such path, or not with this method."""
-    envelope = {"message": f"{error.reason}", "type": "invalid_request_error", "param": None, "code": None}
+    record.error = explained.code
     headers = {name: value for name, value in error.headers.items() if name in ("Allow", "Location")}
-    return web.json_response({"error": envelope}, status=error.status, headers={**headers, **record.headers})
+    return web.json_response(explained.envelope(), status=error.status, headers={**headers, **record.headers})
+
+
+def _reason(error: RequestError) -> str | None:
+    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), None)
 
 
 def _count_rejection(gateway: Gateway, record: Exchange, error: RequestError) -> None:
-    reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), None)
+    reason = _reason(error)
     if reason is not None and record.generates and record.first_token is None:
         gateway.metrics.rejections.labels(reason).inc()
 
@@ -135,6 +141,8 @@ def _log(request: web.Request, record: Exchange, status: int, outcome: str) -> N
         "status": status,
         "seconds": round(monotonic() - record.started, 4),
     }
+    if record.error is not None:
+        line["error"] = record.error
     if record.generates:
         line |= {
             "outcome": outcome,

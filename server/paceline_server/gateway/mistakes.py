@@ -6,7 +6,9 @@ mistake (up to a bound) with its full path and never repeats more of the input t
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -36,12 +38,12 @@ def validate(model: type[Model], fields: dict[str, Any]) -> Model:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise _explain(error) from None
+        raise _explain(error, model) from None
 
 
-def _explain(error: ValidationError) -> InvalidRequest:
+def _explain(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     mistakes = error.errors(include_url=False)
-    lines = [_describe(mistake) for mistake in mistakes[:_SHOWN]]
+    lines = [_describe(mistake, model) for mistake in mistakes[:_SHOWN]]
     if len(mistakes) > _SHOWN:
         lines.append(f"and {len(mistakes) - _SHOWN} more mistakes")
     first = mistakes[0]
@@ -54,19 +56,53 @@ def _field(mistake: Any) -> str:
     return str(mistake["loc"][0] if mistake["loc"] else mistake["type"])[:_ECHOED_CHARS]
 
 
-def _describe(mistake: Any) -> str:
-    place = _path(mistake["loc"])
-    if not place:
-        return str(mistake["msg"])
-    if mistake["type"] == "missing":
-        return f"{place} is required"
-    if mistake["type"] == "extra_forbidden":
-        return f"{place} is not a known field"
-    if mistake["type"] == "model_type":
-        return f"{place} must be an object"
-    message = str(mistake["msg"]).replace("Input should be", "must be").replace("List should have", "must have")
-    message = message.replace(" after validation", "")
-    return f"{place}: {message}{_echo(mistake['input'])}" if "must be" in message else f"{place} {message}"
+def _describe(mistake: Any, model: type[BaseModel]) -> str:
+    """`path: what is wrong there`; a mistake between fields of the body itself has no path."""
+    location, text = mistake["loc"], str(mistake["msg"])
+    if not location:
+        return text
+    section = _section(model, location)
+    if section is not None and mistake["type"] in section.model_fields:
+        location, text = (*location, mistake["type"]), text.removeprefix(f"{mistake['type']} ")
+    return f"{_path(location)}: {_say(mistake, text, model)}"
+
+
+def _say(mistake: Any, text: str, model: type[BaseModel]) -> str:
+    match mistake["type"]:
+        case "missing":
+            return "is required"
+        case "extra_forbidden":
+            return f"is not a known field{_suggestion(_section(model, mistake['loc'][:-1]), str(mistake['loc'][-1]))}"
+        case "model_type":
+            return "must be an object"
+    text = text.replace("Input should be", "must be").replace("List should have", "must have")
+    text = text.replace(" after validation", "")
+    return f"{text}{_echo(mistake['input'])}" if "must be" in text else text
+
+
+def _suggestion(section: type[BaseModel] | None, name: str) -> str:
+    """`; did you mean …?` where the same object has a field that is spelt alike."""
+    known = list(section.model_fields) if section is not None else []
+    close = difflib.get_close_matches(name[:_ECHOED_CHARS], known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _section(model: type[BaseModel], location: Sequence[int | str]) -> type[BaseModel] | None:
+    """The model of the object at a place of the body; None where there is none."""
+    section: type[BaseModel] | None = model
+    for part in location:
+        if isinstance(part, int):
+            continue  # an item is of its list's type
+        field = section.model_fields.get(part) if section is not None else None
+        section = next(_models(field.annotation), None) if field is not None else None
+    return section
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
 
 
 def _path(location: tuple[int | str, ...]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,6 @@ from paceline_server.model.machine import available_memory, choose_device, choos
 from paceline_server.model.phases import OnPhase, find_model, phase
 from paceline_server.model.runner import ModelRunner, largest_batches
 from paceline_server.model.support import context_length
-
-log = logging.getLogger("paceline.model")
 
 _STEP_BYTES = 256 << 20
 """Memory left free on a CPU beside weights and KV cache: what a step needs."""
@@ -85,7 +82,6 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
         offload_files=memory.offload_files,
         kv_identity=identity,
     )
-    log.info("loaded %s", info)
     return Loaded(runner, info, memory.files(identity))
 
 
