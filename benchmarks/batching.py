@@ -5,8 +5,8 @@
 Four ways to batch: continuous; dynamic (a batch runs to its end, members leave it); static (members are held to the
 end), with prompts packed and, as batchers without packing do, padded. Each is given what suits it: batches by request
 take as many prompt tokens as 16 clients can send, and wait up to 20 ms for company; continuous steps hold 512 tokens.
-Writes benchmarks/results/batching.json and docs/batching.svg. `continuous_over_static` is against the padded one, which
-is what the name stands for; `continuous_over_static_packed` leaves the padding tax out.
+Writes benchmarks/results/batching.json, the table of docs/batching.md and its chart. `continuous_over_static` is over
+the padded one, which is what the name stands for; `continuous_over_static_packed` leaves the padding tax out.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from os import getpid
 from typing import Any
 
 from benchmarks.bars import Chart, draw
-from benchmarks.clients import ClosedLoop, mixed_jobs, run_clients
+from benchmarks.clients import mixed_jobs, run_clients
 from benchmarks.machine import OthersMeter
+from benchmarks.pages import DOCS, batching_table, fill
 from benchmarks.real_engine import MODEL, load_model
-from benchmarks.results import FOLDER, NOISY_CORES, write_rows
+from benchmarks.results import NOISY_CORES, median_rows, write_rows
 from paceline_server.config import SchedulingConfig
 from paceline_server.engine.batchers import Batcher, Batching
 from paceline_server.engine.core import EngineCore
@@ -45,53 +46,36 @@ def make_core(loaded: Loaded, batching: Batching, limits: SchedulerLimits) -> En
     return EngineCore(loaded.runner, loaded.info, limits, scheduling, prefix_caching=False, batching=batching)
 
 
-def table(rows: dict[str, ClosedLoop]) -> str:
-    """The Markdown table."""
-    lines = ["| batcher | tok/s | TTFT p50 s | TTFT p99 s | e2e p50 s | sequences a step | wasted token slots |"]
-    lines.append("|---" * 7 + "|")
-    for name, run in rows.items():
-        lines.append(
-            f"| {name} | {run.output_tokens_per_second:.0f} | {run.ttft_p50:.2f} | {run.ttft_p99:.2f} | "
-            f"{run.e2e_p50:.2f} | {run.sequences_per_step:.1f} | {run.wasted:.0%} |"
-        )
-    return "\n".join(lines)
-
-
-def middle(runs: list[ClosedLoop]) -> ClosedLoop:
-    """The run of median throughput."""
-    ordered = sorted(runs, key=lambda run: run.output_tokens_per_second)
-    return ordered[len(ordered) // 2]
-
-
-def main() -> None:
-    """Measure in turns, write the result file and the chart, print the table."""
-    parser = argparse.ArgumentParser(description="Continuous, dynamic and static batches on one trace")
-    parser.add_argument("--quick", action="store_true", help="one round of few requests; writes nothing")
-    quick = parser.parse_args().quick
-    loaded = load_model(dtype="bfloat16")
-    jobs = mixed_jobs(24 if quick else 80, loaded.info.vocab_size)
-    runs: dict[str, list[ClosedLoop]] = {name: [] for name in BATCHERS}
+def measure(loaded: Loaded, count: int, rounds: int) -> list[dict[str, Any]]:
+    """Run every batcher on the same requests, in turns; one row a run."""
+    jobs = mixed_jobs(count, loaded.info.vocab_size)
     rows: list[dict[str, Any]] = []
-    for number in range(1 if quick else 3):
+    for number in range(rounds):
         for name, (batching, limits) in BATCHERS.items():
             others = OthersMeter([getpid()])
             run = run_clients(make_core(loaded, batching, limits), jobs, CLIENTS)
             cores = others.read()
-            runs[name].append(run)
-            rows.append(
-                {"batcher": name, "round": number, "others_cores": cores, "noisy": cores > NOISY_CORES}
-                | asdict(run)
-                | {"wasted": run.wasted}
-            )
+            facts = {"batcher": name, "round": number, "others_cores": cores, "noisy": cores > NOISY_CORES}
+            rows.append(facts | asdict(run) | {"wasted": run.wasted})
             print(f"round {number} {name}: {run.output_tokens_per_second:.0f} tok/s", flush=True)
-    typical = {name: middle(each) for name, each in runs.items()}
-    print(table(typical))
+    return rows
+
+
+def main() -> None:
+    """Measure, print the table; write the result file, the page's table and the chart."""
+    parser = argparse.ArgumentParser(description="Continuous, dynamic and static batches on one trace")
+    parser.add_argument("--quick", action="store_true", help="one round of few requests; writes nothing")
+    quick = parser.parse_args().quick
+    count, rounds = (24, 1) if quick else (80, 3)
+    rows = measure(load_model("bfloat16"), count, rounds)
+    print(batching_table({"runs": rows}))
     if not quick:
-        _write(typical, rows, len(jobs))
+        _write(rows, count)
 
 
-def _write(typical: dict[str, ClosedLoop], rows: list[dict[str, Any]], count: int) -> None:
-    rate = {name: run.output_tokens_per_second for name, run in typical.items()}
+def _write(rows: list[dict[str, Any]], count: int) -> None:
+    typical = median_rows(rows, "batcher", "output_tokens_per_second")
+    rate = {name: run["output_tokens_per_second"] for name, run in typical.items()}
     ratios = {
         "continuous_over_static": rate["continuous"] / rate["static, padded"],
         "continuous_over_static_packed": rate["continuous"] / rate["static, packed"],
@@ -101,10 +85,10 @@ def _write(typical: dict[str, ClosedLoop], rows: list[dict[str, Any]], count: in
     print(write_rows("batching", workload, rows, ratios), ratios)
     charts = [
         Chart("Output tokens per second", rate),
-        Chart("Time to the first token, median", {name: run.ttft_p50 for name, run in typical.items()}, "s"),
-        Chart("Token slots computed for nothing", {name: 100 * run.wasted for name, run in typical.items()}, "%"),
+        Chart("Time to the first token, median", {name: run["ttft_p50"] for name, run in typical.items()}, "s"),
+        Chart("Token slots computed for nothing", {name: 100 * run["wasted"] for name, run in typical.items()}, "%"),
     ]
-    print(draw(charts, FOLDER.parents[1] / "docs" / "batching.svg"))
+    print(draw(charts, DOCS / "batching.svg"), fill("batching"))
 
 
 if __name__ == "__main__":

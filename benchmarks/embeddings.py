@@ -37,7 +37,7 @@ import yaml
 from benchmarks.environments import CACHE, PEERS
 from benchmarks.load import percentile
 from benchmarks.machine import OthersMeter, rss_bytes, tree
-from benchmarks.peers.sentence_transformers import sentence_transformers
+from benchmarks.peers.sentences import sentence_transformers
 from benchmarks.results import NOISY_CORES, write_rows
 from benchmarks.servers import Server, paceline, running
 from benchmarks.workloads import WORDS

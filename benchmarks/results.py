@@ -89,6 +89,16 @@ def write_rows(
     return path
 
 
+def median_rows(rows: Sequence[Mapping[str, Any]], group: str, figure: str) -> dict[str, Mapping[str, Any]]:
+    """Of rows that `write_rows` wrote: by group, the one with the median figure among the quiet ones, or among all."""
+    found = {}
+    for name in dict.fromkeys(row[group] for row in rows):
+        own = [row for row in rows if row[group] == name]
+        ordered = sorted([row for row in own if not row["noisy"]] or own, key=lambda row: row[figure])
+        found[name] = ordered[len(ordered) // 2]
+    return found
+
+
 def table(runs: Sequence[Run]) -> str:
     """Markdown: a row for each workload and server, medians with the range of the throughput."""
     lines = [

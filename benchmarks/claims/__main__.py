@@ -15,9 +15,9 @@ from os import getpid
 from typing import Any
 
 from benchmarks.claims import batches, memory, prompts
-from benchmarks.claims.page import fill
 from benchmarks.claims.rows import Measured
 from benchmarks.machine import OthersMeter
+from benchmarks.pages import fill
 from benchmarks.real_engine import MODEL, load_model
 from benchmarks.results import FOLDER, NOISY_CORES, write_rows
 
@@ -69,7 +69,7 @@ def _write(rows: dict[str, Any], ratios: dict[str, float]) -> None:
         rows = {row["measurement"]: row for row in old["runs"]} | rows
         ratios = old["ratios"] | ratios
     print(write_rows("claims", {"model": MODEL, "dtype": "bfloat16"}, _ordered(rows), ratios))
-    print(fill())
+    print(fill("claims"))
 
 
 def _ordered(rows: dict[str, Any]) -> list[Any]:

@@ -1,0 +1,79 @@
+"""Tables of documentation pages, made from result files: a page has a marked place for each.
+
+    python -m benchmarks.pages          # renews all of them; the benchmarks do so themselves
+
+Where nothing was measured yet the place is empty. A test holds the pages to the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.claims import rows as claims
+from benchmarks.results import FOLDER, median_rows
+
+DOCS = FOLDER.parents[1] / "docs"
+Result = Mapping[str, Any]
+
+
+def claims_table(result: Result) -> str:
+    """Technique, claim and what came out here."""
+    lines = ["| technique | claimed | source | here | of what |", "|---|---|---|---|---|"]
+    for claim in claims.CLAIMS:
+        if claim.key in result["ratios"]:
+            ours = f"**{result['ratios'][claim.key]:.3g}x**"
+            lines.append(f"| {claim.technique} | {claim.claimed} | {claim.source} | {ours} | {claim.ours} |")
+    return "\n".join(lines)
+
+
+def batching_table(result: Result) -> str:
+    """A row for each batcher, its run of median throughput; and the chart."""
+    lines = ["| batcher | tok/s | TTFT p50 / p99 s | e2e p50 s | sequences a step | token slots for nothing |"]
+    lines.append("|---" * 6 + "|")
+    for name, run in median_rows(result["runs"], "batcher", "output_tokens_per_second").items():
+        lines.append(
+            f"| {name} | {run['output_tokens_per_second']:.0f} | {run['ttft_p50']:.2f} / {run['ttft_p99']:.2f} "
+            f"| {run['e2e_p50']:.2f} | {run['sequences_per_step']:.1f} | {run['wasted']:.0%} |"
+        )
+    return "\n".join([*lines, "", "![the same as bars](batching.svg)"])
+
+
+TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
+    "claims": ("claims.md", claims_table),
+    "batching": ("batching.md", batching_table),
+}
+"""By the name of the result file: its page, and what is made of it."""
+
+
+def filled(page: str, name: str, result: Result | None) -> str:
+    """A page with one of its places renewed."""
+    begin, end = f"<!-- made from benchmarks/results/{name}.json -->\n", "<!-- end -->\n"
+    head, rest = page.split(begin)
+    _, tail = rest.split(end, 1)
+    return head + begin + (_with_machine(TABLES[name][1](result), result) if result else "") + end + tail
+
+
+def read_result(name: str) -> Result | None:
+    """A result file, or None where nothing was measured yet."""
+    path = FOLDER / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def fill(name: str) -> Path:
+    """Renew a result's table on its page; returns the page's path."""
+    path = DOCS / TABLES[name][0]
+    path.write_text(filled(path.read_text(encoding="utf-8"), name, read_result(name)), encoding="utf-8")
+    return path
+
+
+def _with_machine(table: str, result: Result) -> str:
+    machine = result["machine"]
+    return f"{table}\n\n{machine['processor']}, {machine['cores']} cores, {result['date'][:10]}.\n"
+
+
+if __name__ == "__main__":
+    for each in TABLES:
+        print(fill(each))
