@@ -11,7 +11,7 @@ import pytest
 
 from paceline_server.config import ServerConfig, parse
 from paceline_server.config.tenants import PricesConfig, TenantConfig
-from paceline_server.engine.interface import FinishReason
+from paceline_server.engine.interface import FinishReason, Task
 from paceline_server.errors import QuotaExceeded, RequestRateExceeded, RequestTooLarge, TokenRateExceeded
 from paceline_server.gateway.allowance import FIRST_GUESS_TOKENS, Allowance
 from paceline_server.gateway.cost import cost_of
@@ -246,3 +246,27 @@ async def test_nobody_adds_a_series_to_the_metrics_by_calling(folder: Path) -> N
             await server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Hi"}, headers=headers)
         await post(server)
         assert {name for name in server.scrape() if "tenant" in name} == before
+
+
+async def test_embeddings_are_counted_and_priced_as_prompts_without_an_answer(folder: Path) -> None:
+    limits = {"prices": PRICES, "tokens_per_minute": 20, "requests_per_minute": 3}
+    async with served(FakeEngine(folder, task=Task.EMBED), config(team_a=limits)) as server:
+        headers = {"Authorization": f"Bearer {KEYS['team-a']}"}
+        body = {"model": "tiny", "input": PROMPT}
+        refused = await server.client.post("/v1/embeddings", json=body)
+        answers = [await server.client.post("/v1/embeddings", json=body, headers=headers) for _ in range(3)]
+        usage = (await answers[0].json())["usage"]
+        numbers = server.scrape()
+    assert (refused.status, [answer.status for answer in answers]) == (401, [200, 200, 429])
+    assert answers[1].headers["x-ratelimit-remaining-tokens"] == "0"
+    assert usage["paceline"]["cost"]["total"] == pytest.approx(10 * 2e-6)
+    assert numbers['paceline_tenant_tokens_total{kind="input",tenant="team-a"}'] == 20
+    assert numbers['paceline_tenant_tokens_total{kind="output",tenant="team-a"}'] == 0
+
+
+async def test_tokens_are_reserved_for_every_answer_that_a_request_may_give(folder: Path) -> None:
+    async with served(FakeEngine(folder, [A]), config(team_a={"tokens_per_minute": 40})) as server:
+        refused, answer = await post(server, n=4, max_tokens=8)
+        taken, _ = await post(server, n=3, max_tokens=8)
+    assert (refused.status, taken.status) == (429, 200)
+    assert "this request alone may use 42" in answer["error"]["message"]

@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from paceline_server.errors import InvalidRequest
 from paceline_server.gateway import limits
+from paceline_server.gateway.embedding_request import EmbeddingFields
 from paceline_server.gateway.mistakes import validate
-from paceline_server.gateway.requests import ChatRequest, CompletionRequest, GenerationFields
+from paceline_server.gateway.requests import ChatRequest, CompletionRequest
 from paceline_server.testing import FakeEngine, Served, served, write_model
 
 A = 66
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "tiny", "prompt": "Hi"}
+EMBEDDING = {"model": "tiny", "input": "Hi"}
 PATH = "/v1/completions"
 
 
@@ -204,16 +207,17 @@ HUGE = {
     "integer": 10**18,
 }
 LATER = {  # not refused as a value, but before it costs anything: 404, or by the context's length (tests above)
-    ("model", "text"), ("prompt", "text"), ("prompt", "numbers"),
+    ("model", "text"), ("prompt", "text"), ("prompt", "numbers"), ("input", "text"), ("input", "numbers"),
+    ("dimensions", "integer"),
     ("max_tokens", "integer"), ("max_completion_tokens", "integer"), ("min_tokens", "integer"), ("seed", "integer"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", HUGE)
-@pytest.mark.parametrize("model", [ChatRequest, CompletionRequest])
-def test_no_field_takes_a_huge_value_of_any_kind(model: type[GenerationFields], kind: str) -> None:
+@pytest.mark.parametrize("model", [ChatRequest, CompletionRequest, EmbeddingFields])
+def test_no_field_takes_a_huge_value_of_any_kind(model: type[BaseModel], kind: str) -> None:
     """Of the fields there are and of those to come: each is refused by its name, and the refusal is short."""
-    plain = COMPLETION if model is CompletionRequest else CHAT
+    plain = {ChatRequest: CHAT, CompletionRequest: COMPLETION, EmbeddingFields: EMBEDDING}[model]
     for field in model.model_fields:
         if (field, kind) in LATER:
             validate(model, {**plain, field: HUGE[kind]})

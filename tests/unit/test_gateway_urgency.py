@@ -90,7 +90,9 @@ def test_a_timeout_of_a_tier_holds_for_that_tier_alone() -> None:
     assert asked(None, scheduling, tier="interactive").timeout is None
 
 
-@pytest.mark.parametrize("text", ["", "soon", "0", "-1", "nan", "inf", "86401", "1" * 5000, "1,5"])
+@pytest.mark.parametrize(
+    "text", ["", "soon", "0", "-1", "nan", "inf", "86401", "1" * 5000, "1,5", "1_0", "1e3", "+1", "١"]
+)
 def test_a_header_that_is_no_number_of_seconds_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidRequest, match=TIMEOUT_HEADER) as caught:
         asked(text)

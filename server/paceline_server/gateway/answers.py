@@ -93,13 +93,18 @@ def finish_fields(finish: FinishReason | None) -> Json:
 
 
 def usage(exchange: Exchange) -> Json:
-    """The `usage` object of an answer; what we add to OpenAI's is under a name of ours."""
+    """The `usage` object of an answer."""
     counts: Json = {
         "prompt_tokens": exchange.prompt_tokens,
         "completion_tokens": exchange.completion_tokens,
         "total_tokens": exchange.prompt_tokens + exchange.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": exchange.cached_tokens},
     }
+    return priced(counts, exchange)
+
+
+def priced(counts: Json, exchange: Exchange) -> Json:
+    """`usage` with the cost, where the tenant has prices; what we add to OpenAI's is under a name of ours."""
     prices = exchange.tenant.config.prices if exchange.tenant else None
     if prices is None:
         return counts

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from paceline_server.engine.interface import EmbeddingOutput, EmbeddingRequest, Task
 from paceline_server.errors import ContextLengthExceeded, InvalidRequest
+from paceline_server.gateway.answers import priced
 from paceline_server.gateway.embedding_request import EmbeddingFields
 from paceline_server.gateway.exchange import EXCHANGE, Exchange
 from paceline_server.gateway.metrics import GatewayMetrics
@@ -125,7 +126,8 @@ async def _answer(gateway: Gateway, job: _Job, output: EmbeddingOutput, exchange
             for index, vector in enumerate(vectors)
         ]
         usage = {"prompt_tokens": exchange.prompt_tokens, "total_tokens": exchange.prompt_tokens}
-        return web.json_response({"object": "list", "data": data, "model": job.model, "usage": usage})
+        body = {"object": "list", "data": data, "model": job.model, "usage": priced(usage, exchange)}
+        return web.json_response(body)
 
     return await _by_size(gateway, sum(map(len, vectors)), build)
 

@@ -6,7 +6,7 @@ here: reading a slow body and tokenising a long prompt are part of what the clie
 
 from __future__ import annotations
 
-import math
+import re
 from dataclasses import dataclass
 
 from paceline_server.config import SchedulingConfig
@@ -21,6 +21,7 @@ TIMEOUT_HEADER = "X-Request-Timeout"
 
 _SERVICE_TIERS = {"default": Tier.STANDARD, "flex": Tier.BATCH, "priority": Tier.INTERACTIVE}
 _SERVICE_WORDS = {tier: word for word, tier in _SERVICE_TIERS.items()}
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")  # float() takes 1_000, 1e3 and digits of all scripts
 _SHOWN_CHARS = 40
 
 
@@ -132,10 +133,7 @@ def _priority(asked: int, scheduling: SchedulingConfig, tenant: TenantConfig) ->
 def _header_seconds(text: str | None) -> float | None:
     if text is None:
         return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
+    seconds = float(text) if _SECONDS.fullmatch(text) else 0.0
     if not 0 < seconds <= MAX_TIMEOUT_SECONDS:
         raise InvalidRequest(
             f"the header {TIMEOUT_HEADER} must be a number of seconds above 0 and at most {MAX_TIMEOUT_SECONDS}, "
