@@ -64,6 +64,7 @@ class EngineSpec(Section):
     disk_path: Annotated[str, Field(min_length=1)] | None = None
     disk_gb: Annotated[float, Field(ge=0)] | None = None  # gigabytes
     prefix_caching: bool | None = None
+    kv_cache_dtype: Literal["auto", "int8"] | None = None
     worker_threads: Count | None = None
     max_n: Annotated[int, Field(ge=1, le=128)] | None = None  # answers to one request
     max_body_bytes: Count | None = None  # bytes

@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_snake
 
 from paceline_operator import names
 from paceline_operator.desired import render
-from paceline_operator.desired.config import ENGINE_GROUPS, engine_config
+from paceline_operator.desired.config import engine_config, server_path
 from paceline_operator.spec import EngineSpec, parse_service, section_type
 from paceline_operator.tenancy import SchedulingSpec, TenantSpec
 from paceline_server import cli
@@ -42,6 +42,7 @@ EXAMPLES = {
     "disk_path": "/cache",
     "disk_gb": 2.0,
     "prefix_caching": False,
+    "kv_cache_dtype": "int8",
     "worker_threads": 1,
     "max_n": 4,
     "max_body_bytes": 1000,
@@ -87,10 +88,10 @@ def test_the_smallest_service_renders_a_configuration_that_the_server_takes():
 
 
 @pytest.mark.parametrize("name", sorted(EngineSpec.model_fields))
-def test_every_engine_setting_of_a_service_reaches_the_servers_key_of_the_same_name(name):
+def test_every_engine_setting_of_a_service_reaches_the_servers_key(name):
     wanted = (name, *(COMPANIONS if name in COMPANIONS else ()))
     config = parse(engine_config(service(engine={camel(one): EXAMPLES[one] for one in wanted})))
-    assert lookup(config, (*ENGINE_GROUPS[name], name)) == EXAMPLES[name]
+    assert lookup(config, server_path(name)) == EXAMPLES[name]
 
 
 def test_every_setting_of_the_server_is_a_setting_of_the_service_or_set_by_the_operator():
@@ -102,7 +103,7 @@ def test_every_setting_of_the_server_is_a_setting_of_the_service_or_set_by_the_o
         ("engine", "served_model_names"),
         ("engine", "device"),
     }
-    offered = {(*group, name) for name, group in ENGINE_GROUPS.items()}
+    offered = {server_path(name) for name in EngineSpec.model_fields}
     settings = {path for path in settings_of(ServerConfig) if path[0] not in ("scheduling", "tenants")}
     assert settings == offered | by_the_operator
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,9 @@ def test_a_download_is_a_phase_of_its_own(llama: Path, tmp_path: Path, monkeypat
 def test_the_info_says_what_was_loaded(llama: Path) -> None:
     info = load(tiny_config(llama), lambda _: None).info
     token_bytes = 2 * 3 * 2 * 8 * 4  # keys and values, layers, heads, head size, float32
-    assert info.num_blocks == 4 * 2**20 // (4 * token_bytes)
+    assert info.block_bytes >= 4 * token_bytes, "the kernels pad heads to a register's width"
+    assert info.num_blocks == 4 * 2**20 // info.block_bytes
+    assert info.kv_dtype == "float32"
     assert (info.max_model_len, info.vocab_size, info.eos_token_ids) == (256, 97, (2,))
     assert (info.dtype, info.device, info.attention_backend) == ("float32", "cpu", "cpu")
 
@@ -172,13 +175,17 @@ GEOMETRY = KVGeometry(layers=2, kv_heads=2, head_dim=8, block_size=4, dtype=torc
 
 def test_blocks_are_what_the_memory_holds() -> None:
     assert GEOMETRY.block_bytes == 2 * 2 * 2 * 8 * 4 * 2
-    assert blocks_for_cpu(GEOMETRY, 1.0, available=2 << 30) == (1 << 30) // 512
-    assert blocks_for_gpu(GEOMETRY, 0.5, total=100_000, used=20_000, activations=10_000) == 20_000 // 512
+    assert blocks_for_cpu(512, 1.0, available=2 << 30) == (1 << 30) // 512
+    assert blocks_for_gpu(512, 0.5, total=100_000, used=20_000, activations=10_000) == 20_000 // 512
+
+
+def test_an_int8_block_has_a_byte_a_number_and_a_scale_for_each_key_and_value() -> None:
+    assert replace(GEOMETRY, dtype=torch.int8).block_bytes == 2 * 2 * 2 * 4 * (8 + 4)
 
 
 def test_a_gpu_with_nothing_left_names_all_shares() -> None:
     with pytest.raises(OutOfMemory, match=r"allows 8\.0, weights and other users take 7\.5 and a step 0\.5"):
-        blocks_for_gpu(GEOMETRY, 0.5, total=16 << 30, used=15 << 29, activations=1 << 29)
+        blocks_for_gpu(512, 0.5, total=16 << 30, used=15 << 29, activations=1 << 29)
 
 
 def test_threads_and_memory_stay_within_the_containers_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

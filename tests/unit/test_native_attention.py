@@ -23,6 +23,9 @@ BFLOAT16_BOUND = 0.03
 """Largest difference from float32 attention, for queries, keys and values of standard deviation 1: queries, weights of
 the softmax and outputs carry 8 bits."""
 
+INT8_BOUND = 0.08
+"""The same for keys and values of 8 bits, whose step is a 127th of the largest of a row: some 0.03 here."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -69,13 +72,15 @@ def pool() -> ThreadPool:
     return ThreadPool(2)
 
 
-def largest_difference(case: Case, dtype: torch.dtype, pool: ThreadPool) -> float:
-    """Run both back ends over all steps; the reference always in float32."""
+def largest_difference(
+    case: Case, dtype: torch.dtype, pool: ThreadPool, cache_dtype: torch.dtype | None = None
+) -> float:
+    """Run both back ends over all steps; the reference always in float32. The cache is `dtype`'s unless it is given."""
     torch.manual_seed(case.seed)
     blocks_each = [-(-length // case.block_size) for length in case.lengths]
     free = torch.randperm(sum(blocks_each) + 2).tolist()  # blocks of a sequence lie anywhere
     tables = [[free.pop() for _ in range(count)] for count in blocks_each]
-    geometry = KVGeometry(LAYERS, case.kv_heads, case.head_dim, case.block_size, dtype)
+    geometry = KVGeometry(LAYERS, case.kv_heads, case.head_dim, case.block_size, cache_dtype or dtype)
     floats = KVGeometry(LAYERS, case.kv_heads, case.head_dim, case.block_size, torch.float32)
     native = CpuAttention(geometry, sum(blocks_each) + 2, pool)
     reference = ReferenceAttention(KVCache(floats, sum(blocks_each) + 2, torch.device("cpu")))
@@ -107,6 +112,12 @@ def test_float32_equals_the_reference(case: Case, pool: ThreadPool) -> None:
 @settings(max_examples=50, deadline=None)
 def test_bfloat16_stays_within_its_precision(case: Case, pool: ThreadPool) -> None:
     assert largest_difference(case, torch.bfloat16, pool) < BFLOAT16_BOUND
+
+
+@given(case=cases())
+@settings(max_examples=30, deadline=None)
+def test_an_int8_cache_stays_within_its_precision(case: Case, pool: ThreadPool) -> None:
+    assert largest_difference(case, torch.float32, pool, torch.int8) < INT8_BOUND
 
 
 @pytest.mark.parametrize("length", [255, 256, 1025, 2500])

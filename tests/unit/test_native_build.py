@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,8 +30,10 @@ def fake_compiler(folder: Path, body: str) -> Path:
     return path
 
 
-def choose(dtype: torch.dtype = torch.float32, device: torch.device = CPU, **engine: str) -> str:
-    return choose_backend(EngineConfig(model_path="x", **engine), LlamaConfig(), dtype, device)
+def choose(
+    dtype: torch.dtype = torch.float32, device: torch.device = CPU, *, int8_cache: bool = False, **engine: str
+) -> str:
+    return choose_backend(EngineConfig(model_path="x", **engine), LlamaConfig(), dtype, device, int8_cache=int8_cache)
 
 
 def test_this_processor_gets_a_library() -> None:
@@ -139,3 +142,14 @@ def test_kernels_that_cannot_run_what_is_asked_are_refused_by_key(
 ) -> None:
     with pytest.raises(InvalidConfiguration, match=message):
         choose(dtype, torch.device(device), **engine)
+
+
+@pytest.mark.parametrize(
+    ("asked", "key"), [({"quantization": "int8"}, "engine.quantization"), ({"int8_cache": True}, "kv_cache.dtype")]
+)
+def test_int8_takes_the_kernels_and_is_refused_where_they_are_not_wanted(asked: dict[str, Any], key: str) -> None:
+    assert choose(**asked) == "cpu"
+    with pytest.raises(InvalidConfiguration, match=f"{key}: int8 is not done by engine.attention_backend reference"):
+        choose(**asked, attention_backend="reference")
+    with pytest.raises(InvalidConfiguration, match=f"{key}: int8 needs engine.device cpu"):
+        choose(device=torch.device("cuda"), **asked)

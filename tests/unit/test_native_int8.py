@@ -81,3 +81,20 @@ def test_int8_logits_stay_near_those_of_float32(family: str, tmp_path: Path) -> 
     assert exact.std() > 0.1
     error = (quantized - exact).norm() / exact.norm()
     assert 0 < error < 0.05
+
+
+@pytest.mark.parametrize("family", ["gemma2", "llama"])
+def test_an_int8_cache_holds_more_and_stays_near_float32(family: str, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, family, initializer_range=0.1, head_dim=64)
+    exact = load(tiny_config(tmp_path), lambda _: None)
+    small = load(tiny_config(tmp_path, kv_cache={"dtype": "int8"}), lambda _: None)
+    assert small.info.kv_dtype == "int8"
+    assert small.info.num_blocks > 3.7 * exact.info.num_blocks
+    tokens = list(range(3, 43))
+    results = []
+    for loaded in (exact, small):
+        for begin, end in ((0, 17), (17, 39), (39, 40)):
+            slices = [SequenceSlice(tokens[begin:end], begin, range(10), SamplingParams())]
+            logits = loaded.runner.logits(StepBatch(slices))
+        results.append(logits)
+    assert 0 < (results[1] - results[0]).norm() / results[0].norm() < 0.02

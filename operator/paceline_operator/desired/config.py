@@ -18,7 +18,7 @@ from paceline_operator.model_uri import Claim, Hub
 from paceline_operator.spec import LLMService
 from paceline_operator.tenancy import TenantSpec
 
-# Group of the configuration file for each field of spec.engine; the key is the field's own name in snake_case.
+# Group of the configuration file for each field of spec.engine; see `server_path` for the key.
 ENGINE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "max_model_len": ("engine",),
@@ -42,6 +42,7 @@ ENGINE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "disk_path": ("kv_cache", "offload"),
         "disk_gb": ("kv_cache", "offload"),
         "prefix_caching": ("kv_cache",),
+        "kv_cache_dtype": ("kv_cache",),
         "worker_threads": ("gateway",),
         "max_n": ("gateway",),
         "max_body_bytes": ("gateway",),
@@ -51,6 +52,15 @@ ENGINE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "overload_status": ("gateway", "backpressure"),
     }
 )
+
+
+# Keys that stand in two groups of the file, and so cannot have their own name in spec.engine.
+_RENAMED: Final[Mapping[str, str]] = MappingProxyType({"kv_cache_dtype": "dtype"})
+
+
+def server_path(name: str) -> tuple[str, ...]:
+    """Where the file has a field of spec.engine: its groups, and its key, which is mostly the field's own name."""
+    return (*ENGINE_GROUPS[name], _RENAMED.get(name, name))
 
 
 def engine_config(service: LLMService) -> dict[str, Any]:
@@ -64,10 +74,11 @@ def engine_config(service: LLMService) -> dict[str, Any]:
         },
     }
     for name, value in service.spec.engine.model_dump(exclude_none=True).items():
+        *groups, key = server_path(name)
         group = config
-        for part in ENGINE_GROUPS[name]:
+        for part in groups:
             group = group.setdefault(part, {})
-        group[name] = value
+        group[key] = value
     if service.spec.scheduling is not None:
         config["scheduling"] = service.spec.scheduling.model_dump(exclude_none=True)
     if service.spec.tenants:

@@ -136,6 +136,7 @@ class ModelInfo:
         num_blocks: KV blocks of the pool.
         block_size: tokens in a block.
         block_bytes: of a block's keys and values, all layers.
+        kv_dtype: number format of keys and values.
         swap_slots: blocks that host memory holds for preempted sequences.
         block_copy_seconds: time to copy a block to host memory or back, as measured.
         offload_slots: blocks that host memory holds of those that the device evicts, after the swap slots.
@@ -157,6 +158,7 @@ class ModelInfo:
     block_bytes: int = 0
     swap_slots: int = 0
     block_copy_seconds: float = 0.0
+    kv_dtype: str = ""
     offload_slots: int = 0
     offload_files: int = 0
     kv_identity: str = ""

@@ -29,6 +29,10 @@ log = logging.getLogger("paceline.model")
 class Backend(Protocol):
     """A loaded model without a KV cache."""
 
+    def block_bytes(self, geometry: KVGeometry) -> int:
+        """Bytes that one block will take."""
+        ...
+
     def on_cache(self, geometry: KVGeometry, num_blocks: int, host_bytes: int = 0) -> StepModel:
         """Allocate a KV cache and join it to the model.
 
@@ -57,6 +61,10 @@ class ReferenceBackend:
         self._model = model
         self._device = device
         self._windows = layer_windows(model.config.to_dict())
+
+    def block_bytes(self, geometry: KVGeometry) -> int:
+        """Keys and values, and nothing else."""
+        return geometry.block_bytes
 
     def on_cache(self, geometry: KVGeometry, num_blocks: int, host_bytes: int = 0) -> StepModel:
         """Allocate a KV cache and attach it to the attention modules."""
@@ -88,6 +96,10 @@ class CpuBackend:
         # What torch still does in a step is small; its threads would only stand in the kernels' way.
         torch.set_num_threads(1)
 
+    def block_bytes(self, geometry: KVGeometry) -> int:
+        """Of a cache of one block: only the kernels know how they pad."""
+        return CpuAttention(geometry, 1, self._pool).block_bytes
+
     def on_cache(self, geometry: KVGeometry, num_blocks: int, host_bytes: int = 0) -> StepModel:
         """Allocate a KV cache in the kernels' layout."""
         return FusedModel(self._decoder, CpuAttention(geometry, num_blocks, self._pool, host_bytes))
@@ -106,11 +118,14 @@ class _NoAttention:
         raise AssertionError("no KV cache is in place")
 
 
-def choose_backend(engine: EngineConfig, config: Any, dtype: torch.dtype, device: torch.device) -> str:
+def choose_backend(
+    engine: EngineConfig, config: Any, dtype: torch.dtype, device: torch.device, *, int8_cache: bool = False
+) -> str:
     """The back end for engine.attention_backend: `cpu` or `reference`; auto takes cpu where it can.
 
     Args:
         engine: of the configuration.
+        int8_cache: the KV cache is to hold int8.
         config: transformers' configuration of the model.
         dtype: of the weights.
         device: where they go.
@@ -119,24 +134,25 @@ def choose_backend(engine: EngineConfig, config: Any, dtype: torch.dtype, device
         InvalidConfiguration: what is asked for does not go with the model, the number format or the device.
         NativeUnavailable: the CPU kernels are asked for, and they are not compiled and cannot be.
     """
-    wanted = "cpu" if engine.quantization else engine.attention_backend
-    if wanted == "reference":
+    asked = {"engine.quantization": engine.quantization is not None, "kv_cache.dtype": int8_cache}
+    int8 = next((key for key, given in asked.items() if given), None)
+    if engine.attention_backend == "reference":
+        if int8 is not None:
+            raise InvalidConfiguration(f"{int8}: int8 is not done by engine.attention_backend reference; leave it out")
         return "reference"
-    obstacle = _obstacle(config, dtype, device)
+    obstacle, optional = _obstacle(config, dtype, device), int8 is None and engine.attention_backend == "auto"
     if obstacle is None:
         try:
             native.library()
+            return "cpu"
         except NativeUnavailable as error:
-            if wanted == "cpu":
+            if not optional:
                 raise
-            log.warning("serving with the slower reference back end: %s", error)
-            return "reference"
-        return "cpu"
-    if wanted == "auto" and device.type == "cpu":
+            obstacle = f"cannot be had: {error}"
+    elif not optional:
+        raise InvalidConfiguration(f"{f'{int8}: int8' if int8 else 'engine.attention_backend: cpu'} {obstacle}")
+    if device.type == "cpu":
         log.warning("serving with the slower reference back end: attention_backend cpu %s", obstacle)
-    if wanted == "cpu":
-        key = f"quantization: {engine.quantization}" if engine.quantization else "attention_backend: cpu"
-        raise InvalidConfiguration(f"engine.{key} {obstacle}")
     return "reference"
 
 

@@ -24,6 +24,7 @@ class KVGeometry:
         kv_heads: key/value heads of a layer, K.
         head_dim: size of a head, D.
         block_size: tokens in a block.
+        dtype: of keys and values; int8 has a float32 scale for each key and each value.
     """
 
     layers: int
@@ -34,8 +35,9 @@ class KVGeometry:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block, keys and values of all layers."""
-        return 2 * self.layers * self.block_size * self.kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes of one block, keys and values of all layers; a back end's layout may add padding."""
+        scale = 4 if self.dtype == torch.int8 else 0
+        return 2 * self.layers * self.block_size * self.kv_heads * (self.head_dim * self.dtype.itemsize + scale)
 
 
 class BlockStorage(Protocol):
@@ -108,11 +110,11 @@ class KVCache:
         return gathered[:, :, 0].transpose(1, 2), gathered[:, :, 1].transpose(1, 2)
 
 
-def blocks_for_cpu(geometry: KVGeometry, memory_gb: float, available: int) -> int:
+def blocks_for_cpu(block_bytes: int, memory_gb: float, available: int) -> int:
     """Blocks that the configured memory holds.
 
     Args:
-        geometry: of the model.
+        block_bytes: of one block, as the back end lays it out.
         memory_gb: kv_cache.cpu_memory_gb, in GiB.
         available: bytes that this machine can still give.
 
@@ -125,19 +127,19 @@ def blocks_for_cpu(geometry: KVGeometry, memory_gb: float, available: int) -> in
             f"the KV cache is to have {memory_gb:g} GiB (kv_cache.cpu_memory_gb), but only {available / GIB:.2f} GiB "
             "are free; give less, or raise the memory limit"
         )
-    if wanted < geometry.block_bytes:
+    if wanted < block_bytes:
         raise OutOfMemory(
-            f"kv_cache.cpu_memory_gb {memory_gb:g} does not hold one block of {geometry.block_size} tokens "
-            f"({geometry.block_bytes / GIB:.4f} GiB)"
+            f"kv_cache.cpu_memory_gb {memory_gb:g} does not hold one block ({block_bytes / GIB:.4f} GiB); "
+            "give more, or lower kv_cache.block_size_tokens"
         )
-    return wanted // geometry.block_bytes
+    return wanted // block_bytes
 
 
-def blocks_for_gpu(geometry: KVGeometry, fraction: float, total: int, used: int, activations: int) -> int:
+def blocks_for_gpu(block_bytes: int, fraction: float, total: int, used: int, activations: int) -> int:
     """Blocks that are left of a GPU.
 
     Args:
-        geometry: of the model.
+        block_bytes: of one block, as the back end lays it out.
         fraction: kv_cache.gpu_memory_fraction.
         total: bytes of the GPU.
         used: bytes that are taken, by the weights and by others.
@@ -147,13 +149,13 @@ def blocks_for_gpu(geometry: KVGeometry, fraction: float, total: int, used: int,
         OutOfMemory: not even one block fits.
     """
     left = int(total * fraction) - used - activations
-    if left < geometry.block_bytes:
+    if left < block_bytes:
         raise OutOfMemory(
             f"nothing is left for the KV cache: of {total / GIB:.1f} GiB, kv_cache.gpu_memory_fraction {fraction:g} "
             f"allows {total * fraction / GIB:.1f}, weights and other users take {used / GIB:.1f} and a step "
             f"{activations / GIB:.1f}; raise the fraction, lower batching.max_tokens_in_batch or take a larger GPU"
         )
-    return left // geometry.block_bytes
+    return left // block_bytes
 
 
 def host_bytes_for(swap_space_gb: float, host_memory_gb: float, available: int) -> int:

@@ -32,7 +32,7 @@ def _floats(names: str) -> list[tuple[str, Any]]:
 class CacheShape(Structure):
     """csrc/cache.h."""
 
-    _fields_ = _int32s("layers blocks block_size kv_heads head_dim bfloat16")
+    _fields_ = _int32s("layers blocks block_size kv_heads head_dim format")
 
 
 class StepShape(Structure):

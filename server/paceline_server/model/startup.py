@@ -51,7 +51,8 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
         model_config = read_config(folder)
         longest = context_length(model_config.to_dict(), config.engine.max_model_len)
         dtype = choose_dtype(config.engine.dtype, model_config.dtype, device)
-        backend_name = choose_backend(config.engine, model_config, dtype, device)
+        int8_cache = config.kv_cache.dtype == "int8"
+        backend_name = choose_backend(config.engine, model_config, dtype, device, int8_cache=int8_cache)
         model = load_model(folder, model_config, dtype, device, available_memory() - _STEP_BYTES)
         backend = _backend(backend_name, model, device, config)
         del model
@@ -63,8 +64,8 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
     with phase("warmup", on_phase):
         setup.warm_up(runner, num_blocks)
         copy_seconds = runner.copy_seconds()
-    dtype_name = str(dtype).removeprefix("torch.")
-    identity = memory.identity(folder, (dtype_name, backend_name, config.engine.quantization))
+    dtype_name, kv_dtype = (str(one).removeprefix("torch.") for one in (dtype, setup.geometry.dtype))
+    identity = memory.identity(folder, (dtype_name, backend_name, config.engine.quantization, kv_dtype))
     info = ModelInfo(
         folder=str(folder),
         max_model_len=longest,
@@ -81,6 +82,7 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
         offload_slots=memory.offload_slots,
         offload_files=memory.offload_files,
         kv_identity=identity,
+        kv_dtype=kv_dtype,
     )
     return Loaded(runner, info, memory.files(identity))
 
@@ -122,7 +124,8 @@ class _Setup:
         batching: BatchingConfig,
     ) -> None:
         self._backend = backend
-        self._geometry = geometry
+        self.geometry = geometry
+        self._block_bytes = backend.block_bytes(geometry)
         self._device = device
         self._longest = longest
         self._batching = batching
@@ -134,10 +137,10 @@ class _Setup:
             OutOfMemory: not even one.
         """
         if self._device.type == "cpu":
-            return blocks_for_cpu(self._geometry, config.cpu_memory_gb, available_memory() - _STEP_BYTES)
+            return blocks_for_cpu(self._block_bytes, config.cpu_memory_gb, available_memory() - _STEP_BYTES)
         activations = self._measure_step()
         free, total = torch.cuda.mem_get_info(self._device)
-        return blocks_for_gpu(self._geometry, config.gpu_memory_fraction, total, total - free, activations)
+        return blocks_for_gpu(self._block_bytes, config.gpu_memory_fraction, total, total - free, activations)
 
     def runner(self, num_blocks: int, config: KVCacheConfig | None = None) -> ModelRunner:
         """Allocate the KV cache and join it to the model.
@@ -150,11 +153,11 @@ class _Setup:
         """
         host_bytes = 0
         if config is not None:
-            beside = num_blocks * self._geometry.block_bytes if self._device.type == "cpu" else 0
+            beside = num_blocks * self._block_bytes if self._device.type == "cpu" else 0
             available = available_memory() - _STEP_BYTES - beside
             host_bytes = host_bytes_for(config.swap_space_gb, config.offload.host_memory_gb, available)
-        model = self._backend.on_cache(self._geometry, num_blocks, host_bytes)
-        return ModelRunner(model, self._geometry.block_size)
+        model = self._backend.on_cache(self.geometry, num_blocks, host_bytes)
+        return ModelRunner(model, self.geometry.block_size)
 
     def warm_up(self, runner: ModelRunner, num_blocks: int) -> None:
         """Run the largest prefill and the largest decode.
@@ -163,7 +166,7 @@ class _Setup:
             EngineFailed: a logit is not finite.
             OutOfMemory: a step does not fit.
         """
-        size = self._geometry.block_size
+        size = self.geometry.block_size
         longest = min(self._longest, num_blocks * size)
         try:
             for batch in largest_batches(
@@ -175,7 +178,7 @@ class _Setup:
 
     def _measure_step(self) -> int:
         """Bytes of GPU memory that the largest steps need beside weights and KV cache."""
-        blocks = -(-self._batching.max_tokens_in_batch // self._geometry.block_size)
+        blocks = -(-self._batching.max_tokens_in_batch // self.geometry.block_size)
         runner = self.runner(blocks)
         before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -201,5 +204,5 @@ def _geometry(config: Any, cache: KVCacheConfig, dtype: torch.dtype) -> KVGeomet
         kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
         head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
         block_size=cache.block_size_tokens,
-        dtype=dtype,
+        dtype=torch.int8 if cache.dtype == "int8" else dtype,
     )

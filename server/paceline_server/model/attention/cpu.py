@@ -18,12 +18,14 @@ from paceline_server.model.cache import KVGeometry
 from paceline_server.model.native import CacheShape, StepShape, ThreadPool, address
 from paceline_server.model.packing import PackedBatch
 
+_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+
 
 class CpuAttention:
     """See `interface.PagedAttention` and `cache.BlockStorage`.
 
     Args:
-        geometry: of the cache, float32 or bfloat16.
+        geometry: of the cache, float32, bfloat16 or int8.
         num_blocks: in the cache.
         pool: computes.
         host_bytes: of host memory for slots.
@@ -40,7 +42,7 @@ class CpuAttention:
             block_size=geometry.block_size,
             kv_heads=geometry.kv_heads,
             head_dim=geometry.head_dim,
-            bfloat16=int(geometry.dtype == torch.bfloat16),
+            format=_FORMATS[geometry.dtype],
         )
         self.handle = pool.library.make("attention", pool.handle.address, shape)
         self.block_bytes = int(pool.library.call("attention_block_bytes", self.handle.address))

@@ -6,6 +6,7 @@
 
 #include "rows.h"
 #include "tile.h"
+#include "tile_reader.h"
 
 namespace paceline {
 namespace {
@@ -13,69 +14,6 @@ namespace {
 constexpr float kMasked = -1e30f;  // finite: the difference of two of them is a number
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr int kShortestPart = 256;  // keys; a shorter part costs more to merge than it brings
-
-// One tile of keys, kTileColumns tokens in two halves, as the products want it.
-struct Half {
-  const int32_t* keys;
-  const int32_t* values;
-  ptrdiff_t key_stride;
-};
-
-// Finds the halves of a sequence's tiles in its blocks. Where a block is no multiple of a half, tokens are copied.
-class TileReader {
- public:
-  TileReader(const Cache& cache, int layer, int head, const int64_t* table)
-      : cache_(cache), layer_(layer), head_(head), table_(table), size_(cache.shape().block_size) {}
-
-  // Tokens [begin, begin + count), 1 <= count <= kLanes; which: 0 or 1, the half of the tile.
-  Half read(int begin, int count, int which) {
-    if (size_ % kLanes != 0) return copy(begin, count, which);
-    const int64_t block = table_[begin / size_];
-    const int place = begin % size_;
-    return {cache_.keys(layer_, block, head_) + place,
-            cache_.values(layer_, block, head_) + place / cache_.values_per_word() * cache_.value_columns(), size_};
-  }
-
-  // Fetch what `read` will return, ahead of time.
-  void prefetch(int begin) const {
-    if (size_ % kLanes != 0) return;
-    const Half half = const_cast<TileReader*>(this)->read(begin, kLanes, 0);
-    for (int row = 0; row < cache_.key_rows(); ++row) __builtin_prefetch(half.keys + row * half.key_stride, 0, 2);
-    const int words = kLanes / cache_.values_per_word() * cache_.value_columns();
-    for (int word = 0; word < words; word += 16) __builtin_prefetch(half.values + word, 0, 2);
-  }
-
- private:
-  Half copy(int begin, int count, int which) {
-    const int columns = cache_.value_columns(), pair = cache_.values_per_word();
-    const size_t key_words = size_t(cache_.key_rows()) * kLanes, value_words = size_t(kLanes) * columns;
-    copied_.resize(2 * (key_words + value_words));
-    int32_t* const keys = copied_.data() + which * (key_words + value_words);
-    int32_t* const values = keys + key_words;
-    std::memset(keys, 0, (key_words + value_words) * sizeof(int32_t));
-    for (int index = 0; index < count; ++index) {
-      const int64_t block = table_[(begin + index) / size_];
-      const int place = (begin + index) % size_;
-      const int32_t* const from = cache_.keys(layer_, block, head_) + place;
-      for (int row = 0; row < cache_.key_rows(); ++row) keys[row * kLanes + index] = from[ptrdiff_t(row) * size_];
-      const int32_t* const value = cache_.values(layer_, block, head_) + place / pair * columns;
-      if (pair == 1) {
-        std::memcpy(values + index * columns, value, sizeof(int32_t) * static_cast<size_t>(columns));
-      } else {
-        const uint16_t* const halves = reinterpret_cast<const uint16_t*>(value) + place % 2;
-        uint16_t* const to = reinterpret_cast<uint16_t*>(values + index / 2 * columns) + index % 2;
-        for (int column = 0; column < columns; ++column) to[2 * column] = halves[2 * column];
-      }
-    }
-    return {keys, values, kLanes};
-  }
-
-  const Cache& cache_;
-  int layer_, head_;
-  const int64_t* table_;
-  int size_;
-  std::vector<int32_t> copied_;
-};
 
 // The running softmax of one row.
 struct RowState {
@@ -127,7 +65,7 @@ constexpr Form kForm = Format::kActivations == Format::kValues ? Form::kFloat32 
 
 // Scratch memory of one thread, for any number of rows of a task.
 struct Workspace {
-  std::vector<int32_t> query, weights;
+  std::vector<int32_t> query, weights, copied;
   std::vector<float> gathered, scaled;
 };
 
@@ -190,7 +128,7 @@ void Attention::forward(int layer, const float* query, ptrdiff_t row_stride, con
   const Plan& plan = plan_for(rule.window);
   pool_.run(static_cast<int>(plan.tasks.size()), [&](int index) {
     const Task& task = plan.tasks[static_cast<size_t>(index)];
-    if (!cache_.bfloat16()) return attend<Float32>(task, layer, query, row_stride, rule, out);
+    if (cache_.format() != CacheFormat::kBfloat16) return attend<Float32>(task, layer, query, row_stride, rule, out);
 #if defined(__AVX512BF16__)
     if (bfloat16_paired_is_faster()) return attend<Bfloat16Paired>(task, layer, query, row_stride, rule, out);
 #endif
@@ -210,7 +148,8 @@ void Attention::attend(const Task& task, int layer, const float* query, ptrdiff_
   // Scores are powers of two; soft-capped, they come out of the products as what tanh takes.
   const float factor = rule.softcap > 0.0f ? rule.scale / rule.softcap : rule.scale * kLog2E;
   constexpr ptrdiff_t kWeightWords = kTileColumns / Format::kValues * Format::kActivations;
-  const ptrdiff_t query_words = cache_.key_rows() * Format::kActivations;
+  const int depth = (dim + Format::kValues - 1) / Format::kValues;  // words of a key
+  const ptrdiff_t query_words = depth * Format::kActivations;
   work.query.resize(size_t(kTileRows * query_words) + 2);
   work.weights.resize(kTileRows * kWeightWords);
   work.gathered.assign(size_t(kTileRows) * columns, 0.0f);
@@ -225,7 +164,7 @@ void Attention::attend(const Task& task, int layer, const float* query, ptrdiff_
     for (int d = 0; d < dim; ++d) work.scaled[d] = from[d] * factor;
     prepare_row(kForm<Format>, work.scaled.data(), dim, work.query.data() + row * query_words, nullptr);
   }
-  TileReader reader(cache_, layer, kv_head, table);
+  TileReader reader(cache_, layer, kv_head, table, work.copied);
   const TileFunction multiply = tile_function<Format>(rows);
   alignas(64) float scores[kTileRows * kTileColumns];
   for (int begin = task.kv_begin; begin < task.kv_end; begin += kTileColumns) {
@@ -235,7 +174,7 @@ void Attention::attend(const Task& task, int layer, const float* query, ptrdiff_
     for (int next = begin + kTileColumns; next < std::min(task.kv_end, begin + 2 * kTileColumns); next += kLanes) {
       reader.prefetch(next);
     }
-    multiply({work.query.data(), query_words, {{halves[0].keys, halves[1].keys, cache_.key_rows()}, {}},
+    multiply({work.query.data(), query_words, {{halves[0].keys, halves[1].keys, depth}, {}},
               halves[0].key_stride, scores, kTileColumns, false});
     for (int row = 0; row < rows; ++row) {
       const Visible visible = {seen[row].begin - begin, std::min(seen[row].end, task.kv_end) - begin};

@@ -3,8 +3,9 @@
 // A block holds, for each layer and key/value head, its keys and then its values:
 //   keys   [head_dim / P, block_size] words: scores of neighbouring tokens are neighbouring lanes, no sum across lanes
 //   values [block_size / P, value_columns] words: so are the elements of the output
-// where a word of four bytes has P = 1 float32 or P = 2 bfloat16 numbers: of a key, neighbouring elements; of values,
-// the same element of neighbouring tokens.
+// where a word of four bytes has P = 1 float32, 2 bfloat16 or 4 int8 numbers: of a key, neighbouring elements; of
+// values, the same element of neighbouring tokens. int8 has a scale for each token's key and one for its value:
+//   scales [2, block_size] float32, behind the values.
 #pragma once
 
 #include <cstddef>
@@ -16,34 +17,27 @@
 
 namespace paceline {
 
+enum class CacheFormat : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
+
 struct CacheShape {
   int32_t layers;
   int32_t blocks;
   int32_t block_size;  // tokens
   int32_t kv_heads;
   int32_t head_dim;
-  int32_t bfloat16;  // else float32
+  CacheFormat format;
 };
 
 class Cache {
  public:
-  explicit Cache(const CacheShape& shape)
-      : shape_(shape),
-        values_per_word_(shape.bfloat16 ? 2 : 1),
-        value_columns_((shape.head_dim + kTileColumns - 1) / kTileColumns * kTileColumns),
-        key_words_(ptrdiff_t(key_rows()) * shape.block_size),
-        head_words_(key_words_ + ptrdiff_t(value_rows()) * value_columns_) {
-    // Zeros, because what was never written must be finite: a masked score's probability of 0 is multiplied with it.
-    data_ = allocate_zeros<int32_t>(size_t(shape.layers) * shape.blocks * shape.kv_heads * head_words_);
-  }
+  explicit Cache(const CacheShape& shape);
 
   const CacheShape& shape() const { return shape_; }
-  bool bfloat16() const { return shape_.bfloat16 != 0; }
+  CacheFormat format() const { return shape_.format; }
   int key_rows() const { return (shape_.head_dim + values_per_word_ - 1) / values_per_word_; }
   int value_rows() const { return (shape_.block_size + values_per_word_ - 1) / values_per_word_; }
   int value_columns() const { return value_columns_; }
   int values_per_word() const { return values_per_word_; }
-  ptrdiff_t head_words() const { return head_words_; }
 
   // [key_rows, block_size]
   int32_t* keys(int layer, int64_t block, int head) const {
@@ -51,6 +45,10 @@ class Cache {
   }
   // [value_rows, value_columns]
   int32_t* values(int layer, int64_t block, int head) const { return keys(layer, block, head) + key_words_; }
+  // [2, block_size]: of the keys, of the values; int8 alone
+  float* scales(int layer, int64_t block, int head) const {
+    return reinterpret_cast<float*>(values(layer, block, head) + value_words_);
+  }
 
   // A block as a whole: each layer's part of it is contiguous.
   size_t layer_bytes() const { return sizeof(int32_t) * static_cast<size_t>(shape_.kv_heads * head_words_); }
@@ -73,29 +71,14 @@ class Cache {
   }
 
   // Store a token's key and value of one head, [head_dim] each. slot: block * block_size + place in the block.
-  void write(int layer, int64_t slot, int head, const float* key, const float* value) const {
-    const int size = shape_.block_size, dim = shape_.head_dim;
-    const int64_t block = slot / size, place = slot % size;
-    int32_t* const key_words = keys(layer, block, head) + place;
-    int32_t* const value_words = values(layer, block, head) + place / values_per_word_ * value_columns_;
-    if (!bfloat16()) {
-      for (int d = 0; d < dim; ++d) key_words[ptrdiff_t(d) * size] = std::bit_cast<int32_t>(key[d]);
-      std::memcpy(value_words, value, sizeof(float) * static_cast<size_t>(dim));
-      return;
-    }
-    for (int d = 0; d < dim; d += 2) {
-      const uint32_t high = d + 1 < dim ? to_bfloat16(key[d + 1]) : 0;
-      key_words[ptrdiff_t(d / 2) * size] = static_cast<int32_t>(high << 16 | to_bfloat16(key[d]));
-    }
-    uint16_t* const halves = reinterpret_cast<uint16_t*>(value_words) + place % 2;
-    for (int d = 0; d < dim; ++d) halves[ptrdiff_t(2) * d] = to_bfloat16(value[d]);
-  }
+  void write(int layer, int64_t slot, int head, const float* key, const float* value) const;
 
  private:
   CacheShape shape_;
   int values_per_word_;
   int value_columns_;
   ptrdiff_t key_words_;
+  ptrdiff_t value_words_;
   ptrdiff_t head_words_;
   Memory<int32_t> data_;
 };
