@@ -20,10 +20,12 @@ from paceline_server.errors import (
     EngineFailed,
     EngineLost,
     EngineUnavailable,
+    InvalidConfiguration,
     InvalidRequest,
     ModelNotFound,
     Overloaded,
 )
+from paceline_server.simulator.trace import read
 
 LOOP = """
 import os, socket, sys, time
@@ -49,16 +51,16 @@ sys.exit(run(Wire(socket.socket(fileno=int(sys.argv[1]))), load))
 
 
 @asynccontextmanager
-async def running_client(load="pass"):
+async def running_client(load="pass", **groups):
     client = EngineClient(
-        parse({"engine": {"model_path": "fake"}}), (sys.executable, "-c", LOOP.replace("{load}", load))
+        parse({"engine": {"model_path": "fake"}, **groups}), (sys.executable, "-c", LOOP.replace("{load}", load))
     )
     supervisor = asyncio.create_task(client.supervise())
     try:
         yield client, supervisor
     finally:
         supervisor.cancel()
-        with suppress(asyncio.CancelledError, EngineFailed, ModelNotFound):
+        with suppress(asyncio.CancelledError, EngineFailed, InvalidConfiguration, ModelNotFound):
             await supervisor
 
 
@@ -204,3 +206,22 @@ def test_what_was_loaded_is_logged_in_words(caplog):
     (line,) = (record.getMessage() for record in caplog.records if "ready" in record.getMessage())
     assert "a KV cache of 4096 tokens" in line
     assert "ModelInfo" not in line
+
+
+async def test_an_engine_that_is_told_to_writes_a_trace_of_what_it_is_asked(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    async with running_client(observability={"trace_path": str(path)}) as (client, _):
+        await until(lambda: client.status.ready)
+        async with client.stream(request("a", max_tokens=4)) as stream:
+            async for _ in stream:
+                pass
+        await until(lambda: path.exists() and path.read_text())
+    [line] = read(path)
+    assert (line.prompt_tokens, line.output_tokens) == (3, 4)
+
+
+async def test_a_trace_that_cannot_be_written_ends_the_start_by_name(tmp_path):
+    path = tmp_path / "nowhere" / "trace.jsonl"
+    async with running_client(observability={"trace_path": str(path)}) as (_, supervisor):
+        with pytest.raises(InvalidConfiguration, match="trace_path"):
+            await supervisor

@@ -15,6 +15,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from paceline_server.config.group import Group, Positive
+from paceline_server.config.observability import ObservabilityConfig
 from paceline_server.config.scheduling import SchedulingConfig, TiersConfig
 from paceline_server.config.tenants import TenantConfig, check_together
 from paceline_server.errors import InvalidConfiguration
@@ -194,6 +195,7 @@ class ServerConfig(Group):
     kv_cache: KVCacheConfig = KVCacheConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     tenants: tuple[TenantConfig, ...] = Field((), strict=False)
+    observability: ObservabilityConfig = ObservabilityConfig()
 
     @model_validator(mode="after")
     def _budget_holds_the_decodes(self) -> ServerConfig:

@@ -11,6 +11,7 @@ import select
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from paceline_server.config import ServerConfig
 from paceline_server.engine.admission import Refusal
@@ -20,6 +21,7 @@ from paceline_server.engine.core import EngineCore
 from paceline_server.engine.embedder import EmbeddingCore
 from paceline_server.engine.interface import ModelInfo, StartupPhase
 from paceline_server.engine.offload import BlockFiles
+from paceline_server.engine.recorder import TraceRecorder
 from paceline_server.engine.scheduler import SchedulerLimits
 from paceline_server.engine.wire import (
     Abort,
@@ -112,6 +114,7 @@ def run(wire: Wire, loader: Loader) -> int:
     try:
         config = _receive_config(wire)
         try:
+            recorder = _recorder(config)
             loaded = loader(config, lambda phase: wire.send(Phase(phase)))
         except StartupError as error:
             wire.send(Failed(error.reason, str(error)))
@@ -124,14 +127,17 @@ def run(wire: Wire, loader: Loader) -> int:
             return EngineFailed.exit_code
         core = _core(loaded, config)
         wire.send(Ready(loaded.info))
-        serve(wire, core)
+        serve(wire, core, recorder)
     except GatewayGone:
         log.info("the gateway is gone: ending")
     return 0
 
 
-def serve(wire: Wire, core: Core) -> None:
+def serve(wire: Wire, core: Core, recorder: TraceRecorder | None = None) -> None:
     """The loop: drain commands, step, send what came out; a heartbeat when idle.
+
+    Args:
+        recorder: is told what was asked, where the core generates.
 
     Raises:
         GatewayGone: the gateway closed the socket.
@@ -139,8 +145,11 @@ def serve(wire: Wire, core: Core) -> None:
     while True:
         due = core.due_in()
         for message in wire.receive(_HEARTBEAT_SECONDS if due is None else min(due, _HEARTBEAT_SECONDS)):
-            _apply(message, wire, core)
-        wire.send(_step(core))
+            _apply(message, wire, core, recorder)
+        step = _step(core)
+        if recorder is not None and isinstance(step, Step):
+            recorder.saw(step.outputs)
+        wire.send(step)
 
 
 def _step(core: Core) -> Message:
@@ -149,13 +158,17 @@ def _step(core: Core) -> Message:
     return Step(tuple(core.step()), core.stats())
 
 
-def _apply(message: Message, wire: Wire, core: Core) -> None:
+def _apply(message: Message, wire: Wire, core: Core, recorder: TraceRecorder | None) -> None:
     if isinstance(message, Submit | Embed):
         refusal = _submit(message, core)
         if refusal is not None:
             wire.send(Refused(message.request.request_id, refusal.message, refusal.retry_after))
+        elif recorder is not None and isinstance(message, Submit):
+            recorder.submitted(message.request)
     elif isinstance(message, Abort):
         _abort(message, core)
+        if recorder is not None:
+            recorder.aborted(message.request_id, message.index)
     else:
         raise AssertionError(f"the gateway sent {type(message).__name__}")
 
@@ -189,6 +202,13 @@ def _core(loaded: Loaded | LoadedEncoder, config: ServerConfig) -> Core:
         batching=batching,
         files=loaded.files,
     )
+
+
+def _recorder(config: ServerConfig) -> TraceRecorder | None:
+    settings = config.observability
+    if settings.trace_path is None:
+        return None
+    return TraceRecorder(Path(settings.trace_path), int(settings.trace_max_mb * 1e6), config.kv_cache.block_size_tokens)
 
 
 def _limits(config: ServerConfig) -> SchedulerLimits:

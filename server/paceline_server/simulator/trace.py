@@ -23,10 +23,12 @@ class TraceRequest(BaseModel):
     """One line of a trace.
 
     Attributes:
-        arrival: seconds since the trace began.
+        arrival: in seconds; only differences count.
         output_tokens: at which the answer ends by itself.
         max_tokens: at which it is cut; None is at `output_tokens`.
         prefix, prefix_tokens: requests of one `prefix` begin with the same tokens, as far as their `prefix_tokens`.
+        blocks, block_tokens: names of the prompt's first blocks, each of `block_tokens` tokens; requests begin alike as
+            far as the names are. What a server records, in place of a prefix.
         timeout: seconds, as in a request.
     """
 
@@ -43,6 +45,8 @@ class TraceRequest(BaseModel):
     timeout: Annotated[float, Field(gt=0)] | None = None
     prefix: str = ""
     prefix_tokens: Annotated[int, Field(ge=0)] = 0
+    blocks: tuple[str, ...] = ()
+    block_tokens: Annotated[int, Field(ge=1)] = 16
 
     @model_validator(mode="after")
     def _prefix_fits(self) -> TraceRequest:
@@ -50,12 +54,17 @@ class TraceRequest(BaseModel):
             raise ValueError(f"prefix_tokens ({self.prefix_tokens}) is more than prompt_tokens ({self.prompt_tokens})")
         if self.prefix_tokens and not self.prefix:
             raise ValueError("prefix_tokens needs a prefix")
+        if self.blocks and self.prefix:
+            raise ValueError("a request has blocks or a prefix, not both")
+        if (named := len(self.blocks) * self.block_tokens) > self.prompt_tokens:
+            raise ValueError(f"blocks of {named} tokens in all are more than prompt_tokens ({self.prompt_tokens})")
         return self
 
     def request(self, index: int) -> GenerationRequest:
         """The request of the line with that index: unlike all others but for the shared prefix."""
         shared = [hash_word(self.prefix)] * self.prefix_tokens
-        own = [index & _WORD] * (self.prompt_tokens - self.prefix_tokens)
+        shared += [hash_word(block) for block in self.blocks for _ in range(self.block_tokens)]
+        own = [index & _WORD] * (self.prompt_tokens - len(shared))
         return GenerationRequest(
             request_id=str(index),
             prompt_token_ids=tuple(shared + own),
