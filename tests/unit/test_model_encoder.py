@@ -10,7 +10,7 @@ from transformers import AutoModel
 from paceline_server.engine.interface import Task
 from paceline_server.errors import InvalidConfiguration, ModelUnsupported
 from paceline_server.model import encoder_startup
-from paceline_server.model.sentence import is_sentence_model, read_sentence_model
+from paceline_server.model.sentence import SentenceModel, is_sentence_model, read_sentence_model
 from paceline_server.model.testing import save_tiny_encoder, tiny_config
 
 
@@ -79,6 +79,20 @@ def write(path, content):
     path.write_text(json.dumps(content))
 
 
+def test_the_files_of_later_versions_of_sentence_transformers_are_understood(tmp_path):
+    folder = save_tiny_encoder(tmp_path)
+    kinds = ("base.modules.transformer.Transformer", "sentence_transformer.modules.pooling.Pooling")
+    modules = [
+        {"type": f"sentence_transformers.{kind}", "path": path} for kind, path in zip(kinds, ("", "p"), strict=True)
+    ]
+    (folder / "p").mkdir()
+    write(folder / "modules.json", modules)
+    write(folder / "p/config.json", {"embedding_dimension": 48, "pooling_mode": "mean", "include_prompt": True})
+    write(folder / "sentence_bert_config.json", {"transformer_task": "feature-extraction"})
+    write(folder / "tokenizer_config.json", {"model_max_length": 32})
+    assert read_sentence_model(folder) == SentenceModel(normalize=False, max_seq_length=32)
+
+
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
@@ -88,6 +102,9 @@ def write(path, content):
             "max_tokens",
         ),
         (lambda f: write(f / "1_Pooling/config.json", {}), "nothing"),
+        (lambda f: write(f / "1_Pooling/config.json", {"pooling_mode": ["mean", "cls"]}), "mean, cls"),
+        (lambda f: write(f / "config_sentence_transformers.json", {"default_prompt_name": "query"}), "default_prompt"),
+        (lambda f: write(f / "sentence_bert_config.json", {"do_lower_case": True}), "do_lower_case"),
         (lambda f: (f / "1_Pooling/config.json").unlink(), "cannot be read"),
         (lambda f: write(f / "modules.json", [{"type": "a.Transformer"}, {"type": "a.Dense"}]), "Dense"),
         (lambda f: write(f / "modules.json", {}), "list of modules"),

@@ -20,6 +20,12 @@ MODULES = "modules.json"
 ENCODERS = frozenset({"bert"})
 """Values of model_type that are served for embeddings."""
 
+_SETTINGS = "sentence_bert_config.json"
+_NO_LIMIT = 1 << 30
+_LEGACY_MODES = (
+    "cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken",
+)  # fmt: skip
+
 _FEATURES = {
     "auto_map": "custom code from the model's folder",
     "quantization_config": "a quantized checkpoint",
@@ -62,11 +68,8 @@ def read_sentence_model(folder: Path) -> SentenceModel:
             "supported are Transformer, Pooling and Normalize, in this order"
         )
     _require_mean(folder / str(modules[1].get("path")) / "config.json")
-    settings = folder / "sentence_bert_config.json"
-    longest = _object(settings).get("max_seq_length") if settings.is_file() else None
-    if longest is not None and (type(longest) is not int or longest < 1):
-        raise ModelUnsupported(f"{settings}: max_seq_length must be a number of tokens, not {longest!r}")
-    return SentenceModel("Normalize" in kinds, longest)
+    _require_plain_texts(folder)
+    return SentenceModel("Normalize" in kinds, _max_seq_length(folder))
 
 
 def require_encoder(config: Mapping[str, Any]) -> None:
@@ -104,13 +107,37 @@ def longest_text(model: SentenceModel, config: Mapping[str, Any], configured: in
 
 
 def _require_mean(path: Path) -> None:
+    """Later versions write `pooling_mode`, one or several; earlier ones a key for each mode."""
     pooling = _object(path)
-    modes = sorted(
-        key.removeprefix("pooling_mode_") for key, on in pooling.items() if key.startswith("pooling_mode_") and on
-    )
-    if modes != ["mean_tokens"]:
-        asked = ", ".join(modes) or "nothing"
-        raise ModelUnsupported(f"pooling by {asked} is not supported ({path}); supported is mean_tokens alone")
+    modes = pooling.get("pooling_mode")
+    if modes is None:
+        modes = [mode for mode in _LEGACY_MODES if pooling.get(f"pooling_mode_{mode}")]
+    modes = [modes] if isinstance(modes, str) else list(modes)
+    if [str(mode).removesuffix("_tokens") for mode in modes] != ["mean"]:
+        asked = ", ".join(map(str, modes)) or "nothing"
+        raise ModelUnsupported(f"pooling by {asked} is not supported ({path}); supported is the mean alone")
+
+
+def _require_plain_texts(folder: Path) -> None:
+    """Refuse what sentence-transformers would do to a text before it is tokenised."""
+    path = folder / "config_sentence_transformers.json"
+    if path.is_file() and _object(path).get("default_prompt_name"):
+        raise ModelUnsupported(f"a prompt before every text is not supported ({path}: default_prompt_name)")
+    path = folder / _SETTINGS
+    if path.is_file() and _object(path).get("do_lower_case"):
+        raise ModelUnsupported(f"lower case apart from the tokenizer's own is not supported ({path}: do_lower_case)")
+
+
+def _max_seq_length(folder: Path) -> int | None:
+    """The folder's word on the longest text: its own setting, or in later versions the tokenizer's."""
+    for name, key in ((_SETTINGS, "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
+        longest = _object(folder / name).get(key) if (folder / name).is_file() else None
+        if longest is None:
+            continue
+        if not isinstance(longest, int | float) or longest < 1:
+            raise ModelUnsupported(f"{folder / name}: {key} must be a number of tokens, not {longest!r}")
+        return min(int(longest), _NO_LIMIT)  # transformers writes 10^30 for no limit
+    return None
 
 
 def _object(path: Path) -> Mapping[str, Any]:
