@@ -53,6 +53,7 @@ WAITING_FOR_GARBAGE_COLLECTION: Final = "WaitingForGarbageCollection"  # a delet
 # reasons (CreateContainerConfigError, Evicted, …) are passed on as they are.
 
 SCALED_TO_ZERO: Final = "ScaledToZero"  # Ready is False because spec.replicas is 0
+DRAINED: Final = "Drained"  # Ready is False because POST /drain has ended the server, which is started again
 NOT_READY: Final = "NotReady"  # a server that was ready is not: it drains, or its engine restarts
 INVALID_SPEC: Final = "InvalidSpec"  # the operator cannot render this specification; the message has all mistakes
 NAME_CONFLICT: Final = "NameConflict"  # an object that belongs to somebody else has the name of a child
@@ -79,7 +80,16 @@ _NORMAL_TYPE: Final = "Normal"
 _QUIET: Final = frozenset({AS_EXPECTED, AUTOSCALING_OFF, WAITING_FOR_HPA, UP_TO_DATE})
 # Reasons for not being ready that are nobody's failure.
 _PEACEFUL: Final = frozenset(
-    {CREATING_PODS, STARTING, LOADING, SCALED_TO_ZERO, AUTOSCALING_OFF, WAITING_FOR_HPA, WAITING_FOR_GARBAGE_COLLECTION}
+    {
+        CREATING_PODS,
+        STARTING,
+        LOADING,
+        SCALED_TO_ZERO,
+        DRAINED,
+        AUTOSCALING_OFF,
+        WAITING_FOR_HPA,
+        WAITING_FOR_GARBAGE_COLLECTION,
+    }
 )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from paceline_operator import conditions, names
 from paceline_operator.cluster import Manifest
+from paceline_operator.pods import is_drain
 
 # The server's last words: a reason in CamelCase (of several words, so that a log line's `INFO:` is none), a colon, a
 # message of one line or more.
@@ -93,8 +94,13 @@ def _waiting(waiting: dict[str, Any]) -> Failure:
     return Failure(reason, waiting.get("message") or reason)
 
 
-def _termination(ended: dict[str, Any], startup_seconds: int) -> Failure:
-    """A container that ended: by the kernel, with its own last words, or at the hands of the kubelet."""
+def _termination(ended: dict[str, Any], startup_seconds: int) -> Failure | None:
+    """A container that ended: by the kernel, with its own last words, or at the hands of the kubelet.
+
+    None for one that was drained: it did what it was asked.
+    """
+    if is_drain(ended):
+        return None
     code = ended.get("exitCode", 0)
     words = ended.get("message", "").strip()
     if ended.get("reason") == "OOMKilled":

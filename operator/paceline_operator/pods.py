@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from paceline_operator import names
 from paceline_operator.cluster import Manifest
+from paceline_operator.conditions import DRAINED
 
 _ENDED_PHASES = ("Succeeded", "Failed")
 
@@ -55,6 +56,17 @@ def is_running(pod: Manifest) -> bool:
 def has_started(pod: Manifest) -> bool:
     """Whether the server was ready once since its last start."""
     return any(status.get("started") for status in _server_statuses(pod))
+
+
+def was_drained(pod: Manifest) -> bool:
+    """Whether the server has ended because POST /drain told it to, when it last ended: its last words say so."""
+    states = (status.get(state, {}) for status in _server_statuses(pod) for state in ("state", "lastState"))
+    return any(is_drain(state["terminated"]) for state in states if "terminated" in state)
+
+
+def is_drain(ended: Manifest) -> bool:
+    """Whether a termination of the server was a drain that it was asked for, and no failure."""
+    return ended.get("exitCode") == 0 and str(ended.get("message", "")).startswith(f"{DRAINED}:")
 
 
 def restart_count(pod: Manifest) -> int:

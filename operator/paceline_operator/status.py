@@ -12,7 +12,7 @@ from paceline_operator import names
 from paceline_operator.cluster import Key, Load, Manifest, Observed
 from paceline_operator.conditions import Condition, ConditionType, Truth
 from paceline_operator.failures import Failure, failure_of
-from paceline_operator.pods import Census, has_started, is_running, take_census
+from paceline_operator.pods import Census, has_started, is_running, take_census, was_drained
 
 _TTFT_DIGITS: Final = 3  # milliseconds
 
@@ -136,6 +136,8 @@ def _start_of(census: Census) -> tuple[str, str]:
         return c.CREATING_PODS, "pods are being created"
     if any(has_started(pod) for pod in census.active):
         return c.NOT_READY, "the server was ready and is not now: it drains, or its engine restarts"
+    if any(was_drained(pod) for pod in census.active):
+        return c.DRAINED, "POST /drain has ended the server, which is started again"
     if any(is_running(pod) for pod in census.active):
         return c.LOADING, "the server loads its model"
     return c.STARTING, "pods wait for a node, an image or a volume"

@@ -26,6 +26,7 @@ from paceline_server.model import store
 from paceline_server.simulator import command as simulator
 
 _TERMINATION_LOG = "/dev/termination-log"  # Kubernetes' default terminationMessagePath
+_DRAINED = "Drained: POST /drain was called, and the running requests have ended"
 _LAST_PORT = 65535
 _TERMINATION_BYTES = 4096  # more is cut by the kubelet
 
@@ -80,25 +81,33 @@ def _serve(arguments: argparse.Namespace) -> int:
     flags = {("gateway", key): getattr(arguments, key) for key in ("host", "port")}
     config = load(arguments.config, {key: value for key, value in flags.items() if value is not None})
     store.check(config.engine.model_path, store.store_root(os.environ))
-    asyncio.run(_run(config))
+    if asyncio.run(_run(config)):
+        _leave_word(_DRAINED)
     return 0
 
 
-async def _run(config: ServerConfig) -> None:
-    """Gateway and engine side by side: the first to end decides, and the other is ended with it."""
+async def _run(config: ServerConfig) -> bool:
+    """Gateway and engine side by side: the first to end decides, and the other is ended with it.
+
+    Returns whether POST /drain has ended them.
+    """
     engine = EngineClient(config)
     sides = {asyncio.create_task(engine.supervise()), asyncio.create_task(serve_gateway(config, engine))}
     ended, running = await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
-    for task in ended:
-        task.result()
+    return True in [task.result() for task in ended]
 
 
 def _report(error: StartupError) -> None:
     text = f"{error.reason}: {error}"
     print(text, file=sys.stderr)
+    _leave_word(text)
+
+
+def _leave_word(text: str) -> None:
+    """Say in the termination log why the process ends."""
     target = Path(os.environ.get("PACELINE_TERMINATION_LOG", _TERMINATION_LOG))
     if target.exists():
         with suppress(OSError):  # a log that cannot be written must not hide the error itself

@@ -4,11 +4,15 @@ import math
 from pathlib import Path
 
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import disable_created_metrics
 
 from paceline_operator.adapter.scrape import parse_sample
 from paceline_operator.desired import render
+from paceline_operator.local import front
+from paceline_operator.pods import is_drain
 from paceline_operator.spec import parse_service
+from paceline_server import cli
 from paceline_server.config import parse
 from paceline_server.gateway.app import create_app
 from paceline_server.gateway.state import GATEWAY
@@ -72,3 +76,17 @@ def test_every_metric_of_the_server_is_on_the_reference_page(gateway):
     assert exposed, "nothing is exposed"
     missing = {name for name in exposed if f"`{name}`" not in page}
     assert not missing, "describe them in docs/reference/metrics.md"
+
+
+async def test_local_mode_refuses_during_a_drain_as_the_server_does(gateway):
+    async with TestClient(TestServer(gateway)) as client:
+        await client.post("/drain")
+        answer = await client.post("/v1/chat/completions", json={})
+        assert answer.status == 503
+        assert answer.headers["Retry-After"] == str(front.DRAINING.retry_after)
+        assert await answer.json() == front.DRAINING.envelope()
+
+
+def test_the_last_words_of_a_drained_server_are_the_ones_that_the_operator_knows():
+    assert is_drain({"exitCode": 0, "message": cli._DRAINED})
+    assert not is_drain({"exitCode": 1, "message": cli._DRAINED})

@@ -37,7 +37,7 @@ def engine(folder: Path) -> FakeEngine:
 
 
 @asynccontextmanager
-async def serving(engine: FakeEngine) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
+async def serving(engine: FakeEngine) -> AsyncIterator[tuple[str, asyncio.Task[bool]]]:
     """The base URL of a ready server and the task that serves it."""
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(serve_gateway(server_config(), engine, on_listening=listening.set_result))
@@ -64,6 +64,15 @@ async def test_the_official_client_chats_and_completes_streamed_and_not(engine: 
         assert "".join([chunk.choices[0].text async for chunk in stream]) == TEXT
         assert [model.id for model in (await client.models.list()).data] == ["tiny", "ORG/tiny"]
         assert (await client.models.retrieve("ORG/tiny")).id == "ORG/tiny"
+
+
+async def test_the_end_of_a_server_tells_whether_a_drain_was_asked_for(engine: FakeEngine) -> None:
+    async with serving(engine) as (url, task), aiohttp.ClientSession() as client:
+        await client.post(f"{url}/drain")
+        assert await asyncio.wait_for(task, 30) is True
+    async with serving(engine) as (_, task):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(task, 30) is False
 
 
 async def test_the_clients_own_accumulator_puts_a_stream_together(engine: FakeEngine) -> None:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from paceline_operator.local.errors import AddressInUse
-from paceline_operator.local.front import Address, FrontDoor
+from paceline_operator.local.front import Address, FrontDoor, Refusal
 
 HOST = "127.0.0.1"
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -26,7 +26,7 @@ async def pod(handler: Handler) -> AsyncIterator[Address]:
 
 @asynccontextmanager
 async def door(*addresses: Address) -> AsyncIterator[int]:
-    front = FrontDoor(lambda: addresses, lambda: "x is not ready: Loading")
+    front = FrontDoor(lambda: addresses, lambda: Refusal("x is not ready: Loading"))
     try:
         yield await front.start(HOST, 0)
     finally:
@@ -122,4 +122,4 @@ async def test_a_pod_that_dies_in_the_middle_ends_the_caller_s_connection() -> N
 async def test_an_address_that_is_taken_is_told_with_what_to_do() -> None:
     async with door() as port:
         with pytest.raises(AddressInUse, match=f"127.0.0.1:{port}.*--port"):
-            await FrontDoor(lambda: (), lambda: "").start(HOST, port)
+            await FrontDoor(lambda: (), lambda: Refusal("")).start(HOST, port)

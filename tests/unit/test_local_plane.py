@@ -192,6 +192,19 @@ async def test_a_running_stream_is_finished_before_the_process_ends(tmp_path: Pa
         await world.plane.emptied()
 
 
+async def test_a_drained_server_is_started_again_and_the_status_says_why(tmp_path: Path) -> None:
+    async with running(fake_service(environment={"FAKE_PHASE_SECONDS": "0.2"}), tmp_path, MACHINE) as world:
+        await world.until(world.is_ready)
+        (address,) = world.plane.endpoints()
+        async with aiohttp.ClientSession() as session:
+            await session.post(f"http://127.0.0.1:{address.port}/drain")
+        await world.until(lambda: world.condition("Ready")[1] == "Drained")
+        assert world.condition("Degraded")[0] == "False"
+        await world.until(world.is_ready)
+        assert world.container()["restartCount"] == 1
+        assert not [event for event in world.events if event.type == "Warning" and event.reason != "NotReady"]
+
+
 async def test_a_missing_folder_is_told_by_name_and_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline_operator.local.runner._RETRY_SECONDS", 0.05)
     folder = tmp_path / "weights"

@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import yaml
 
 from paceline_operator import names
 from paceline_operator.cluster import Key, Manifest
+from paceline_operator.local import columns, front
 from paceline_operator.local.errors import AddressInUse, AlreadyRunning, StartFailed
 from paceline_operator.local.state import Snapshot, StateFolder
 from paceline_operator.local.testing import fake_service
@@ -170,6 +172,27 @@ async def test_ctrl_c_finishes_running_streams_and_ends_with_0(terminal: Termina
             os.kill(os.getpid(), signal.SIGINT)
             assert (await answer.content.read()).endswith(b"data: [DONE]\n\n")
         assert await task == 0
+        assert terminal.state.read() is None
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await ask(client, snapshot.url)
+
+
+async def test_what_comes_during_a_drain_gets_a_503_until_the_last_stream_has_ended(terminal: Terminal) -> None:
+    service = fake_service(environment={"FAKE_TOKENS": "1000", "FAKE_TOKEN_SECONDS": "0.5"}, drainSeconds=600)
+    async with terminal.running(service) as task, aiohttp.ClientSession() as client:
+        snapshot = await terminal.until(is_ready)
+        async with ask(client, snapshot.url, tokens=1000) as answer:
+            await answer.content.readline()
+            os.kill(os.getpid(), signal.SIGTERM)
+            draining = await terminal.until(lambda found: not is_ready(found))
+            assert "Serving" not in columns.table([draining.service], datetime.now(UTC))
+            assert "Draining" in columns.table([draining.service], datetime.now(UTC))
+            async with ask(client, snapshot.url) as refusal:
+                assert (refusal.status, refusal.headers["Retry-After"]) == (503, "1")
+                assert await refusal.json() == front.DRAINING.envelope()
+            assert not task.done()
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.wait_for(task, 30)
         with pytest.raises(aiohttp.ClientConnectorError):
             await ask(client, snapshot.url)
 

@@ -97,6 +97,12 @@ def test_a_restart_by_the_liveness_probe_is_not_silent() -> None:
     assert failure.reason == "Restarted"
 
 
+@pytest.mark.parametrize("state", [BACK_OFF, {"running": {}}, {"waiting": {"reason": "ContainerCreating"}}])
+def test_a_server_that_was_drained_on_request_has_not_failed(state: dict[str, Any]) -> None:
+    """The kubelet starts it again, after a while with back-off; its last words tell it from a failed probe."""
+    assert read(state=state, lastState=ended(0, "Drained: POST /drain was called", reason="Completed")) is None
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

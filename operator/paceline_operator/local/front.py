@@ -24,7 +24,23 @@ from paceline_operator.pods import is_ready
 
 _CHUNK_BYTES = 65536
 _REQUEST_HEAD_SECONDS = 5.0  # how long a caller that will be refused may take to say what it wants
-_RETRY_AFTER_SECONDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why there is no endpoint, in OpenAI's words for an error that passes. `retry_after` is in seconds."""
+
+    message: str
+    code: str | None = None
+    retry_after: int = 2
+
+    def envelope(self) -> dict[str, dict[str, str | None]]:
+        """The answer's body."""
+        return {"error": {"message": self.message, "type": "overloaded_error", "param": None, "code": self.code}}
+
+
+DRAINING = Refusal("the server is shutting down; send the request again", retry_after=1)
+"""What a server that drains answers itself."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,10 +66,10 @@ class FrontDoor:
 
     Args:
         find_endpoints: asked at every connection.
-        explain: why there is no endpoint, for the caller who is refused.
+        explain: asked where there is no endpoint, for the caller who is refused.
     """
 
-    def __init__(self, find_endpoints: Callable[[], Sequence[Address]], explain: Callable[[], str]) -> None:
+    def __init__(self, find_endpoints: Callable[[], Sequence[Address]], explain: Callable[[], Refusal]) -> None:
         self._find_endpoints = find_endpoints
         self._explain = explain
         self._open: Counter[Address] = Counter()
@@ -106,13 +122,13 @@ class FrontDoor:
     async def _refuse(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(_REQUEST_HEAD_SECONDS):
             await client.readuntil(b"\r\n\r\n")
-        error = {"message": self._explain(), "type": "overloaded_error", "param": None, "code": "not_ready"}
-        body = json.dumps({"error": error}).encode()
+        refusal = self._explain()
+        body = json.dumps(refusal.envelope()).encode()
         head = (
             "HTTP/1.1 503 Service Unavailable\r\n"
             "Content-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n"
-            f"Retry-After: {_RETRY_AFTER_SECONDS}\r\n"
+            f"Retry-After: {refusal.retry_after}\r\n"
             "Connection: close\r\n\r\n"
         )
         to_client.write(head.encode() + body)

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from paceline_operator.cluster import Manifest
 from paceline_operator.local.startup import START_PROCESS
 from paceline_operator.local.state import Phase, Snapshot
-from paceline_operator.pods import is_ready, is_running, restart_count
+from paceline_operator.pods import is_ready, is_running, restart_count, was_drained
 
 _LABELS = {
     START_PROCESS: "start server",
@@ -44,7 +44,8 @@ def facts(snapshot: Snapshot) -> Iterator[Fact]:
     for pod in snapshot.pods:
         name, restarts = pod["metadata"]["name"], restart_count(pod)
         if restarts:
-            yield Fact(f"{name}/restart/{restarts}", f"  ↻ restarted{_which(snapshot, name)} ({restarts})")
+            what = "drained, and started again" if was_drained(pod) else "restarted"
+            yield Fact(f"{name}/restart/{restarts}", f"  ↻ {what}{_which(snapshot, name)} ({restarts})")
         for phase in snapshot.phases.get(name, ()):
             if phase.done:
                 yield Fact(f"{name}/{restarts}/{phase.name}", f"  ✓ {_line(phase)}{_which(snapshot, name)}")

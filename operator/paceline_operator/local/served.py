@@ -6,11 +6,13 @@ import asyncio
 import os
 import shutil
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline_operator.cluster import EmitEvent, Manifest
+from paceline_operator.conditions import Condition, ConditionType, Truth, settle
 from paceline_operator.local import machine
-from paceline_operator.local.front import FrontDoor
+from paceline_operator.local.front import DRAINING, FrontDoor, Refusal
 from paceline_operator.local.manifest import IMAGE
 from paceline_operator.local.plane import Plane
 from paceline_operator.local.progress import condition
@@ -19,6 +21,7 @@ from paceline_operator.local.startup import StartupWatch
 from paceline_operator.local.state import Snapshot, StateFolder
 
 _PUBLISH_SECONDS = 0.2
+_DRAINING = "Draining"  # a service of a cluster is gone by then, and has no condition
 MODEL_STORE = "PACELINE_MODEL_STORE"
 
 
@@ -32,6 +35,7 @@ class Served:
         self._front = FrontDoor(plane.endpoints, self._explain)
         self._url = ""
         self._service: Manifest = plane.service or {}
+        self._drains = False
 
     @classmethod
     async def open(
@@ -66,10 +70,13 @@ class Served:
         )
 
     async def drain(self) -> None:
-        """Take no new connections, let running requests finish, and wait until every server has ended."""
-        self._front.close()
+        """Let running requests finish, refuse new ones meanwhile, and wait until every server has ended."""
+        self._drains = True
+        service = self._plane.service or self._service
         self._plane.delete()
+        self._service = _draining(service)
         await self._plane.emptied()
+        self._front.close()
         self._folder.forget()
 
     def kill(self) -> None:
@@ -84,10 +91,23 @@ class Served:
                 published = snapshot
             await asyncio.sleep(_PUBLISH_SECONDS)
 
-    def _explain(self) -> str:
-        key = self._plane.key
+    def _explain(self) -> Refusal:
+        if self._drains:
+            return DRAINING
         ready = condition(self.snapshot(), "Ready")
-        return f"{key.name} is not ready: {ready.get('reason', 'Starting')}: {ready.get('message', 'it starts')}"
+        why = f"{ready.get('reason', 'Starting')}: {ready.get('message', 'it starts')}"
+        return Refusal(f"{self._plane.key.name} is not ready: {why}", code="not_ready")
+
+
+def _draining(service: Manifest) -> Manifest:
+    """The service as it is shown from its deletion to the end of its last server."""
+    status, message = service.get("status", {}), "running requests are finished, and no new ones are taken"
+    fresh = [
+        Condition(ConditionType.READY, Truth.FALSE, _DRAINING, message),
+        Condition(ConditionType.PROGRESSING, Truth.TRUE, _DRAINING, message),
+    ]
+    conditions = settle(status.get("conditions", ()), fresh, service["metadata"]["generation"], datetime.now(UTC))
+    return {**service, "status": {**status, "readyReplicas": 0, "conditions": conditions}}
 
 
 def _ignore(event: EmitEvent) -> None:

@@ -59,6 +59,7 @@ class FakeServer:
     """The state of the fake: how far it has started, what runs, whether it drains or hangs."""
 
     def __init__(self) -> None:
+        self.told_to_end = asyncio.Event()
         self._phases: list[dict[str, Any]] = []
         self._ready = False
         self._draining = False
@@ -111,6 +112,11 @@ class FakeServer:
             case "/fake/hang":
                 self._hanging = True
                 return 200, ""
+            case "/drain":
+                _leave_word("Drained: it was asked to")
+                self._draining = True
+                self.told_to_end.set()
+                return 202, ""
             case "/fake/crash":
                 os._exit(_CRASHED)
         return 503, json.dumps({"error": {"message": "draining"}})
@@ -161,18 +167,22 @@ async def _send(writer: asyncio.StreamWriter, frame: dict[str, Any]) -> None:
 
 def _fail(words: str, code: int) -> int:
     print(words, file=sys.stderr)
-    log = Path(os.environ["PACELINE_TERMINATION_LOG"])
-    if log.exists():
-        log.write_text(words, encoding="utf-8")
+    _leave_word(words)
     return code
 
 
+def _leave_word(words: str) -> None:
+    log = Path(os.environ["PACELINE_TERMINATION_LOG"])
+    if log.exists():
+        log.write_text(words, encoding="utf-8")
+
+
 async def _serve(host: str, port: int) -> None:
-    server, told_to_end = FakeServer(), asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told_to_end.set)
+    server = FakeServer()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.told_to_end.set)
     async with await asyncio.start_server(server.answer, host, port):
         starting = asyncio.create_task(server.start(float(os.environ["FAKE_PHASE_SECONDS"])))
-        await told_to_end.wait()
+        await server.told_to_end.wait()
         await server.drain()
         starting.cancel()
 

@@ -24,6 +24,7 @@ class Drain:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._deadline: float | None = None
+        self._by_request = False
         self._running: set[asyncio.Timeout] = set()
         self._finished = asyncio.Event()
 
@@ -37,9 +38,15 @@ class Drain:
         """Requests under way."""
         return len(self._running)
 
-    def begin(self) -> None:
+    @property
+    def by_request(self) -> bool:
+        """Whether POST /drain began it."""
+        return self._by_request
+
+    def begin(self, *, by_request: bool = False) -> None:
         """Take nothing new from now on; a second call changes nothing."""
         if self._deadline is None:
+            self._by_request = by_request
             self._set_deadline(self._seconds)
 
     def hurry(self) -> None:

@@ -29,7 +29,7 @@ async def readyz(request: web.Request) -> web.Response:
 async def drain(request: web.Request) -> web.Response:
     """Begin to drain. Answers at once; the process ends when the running requests have."""
     gateway = request.app[GATEWAY]
-    gateway.drain.begin()
+    gateway.drain.begin(by_request=True)
     return web.json_response({"draining": True, "running": gateway.drain.running}, status=202)
 
 

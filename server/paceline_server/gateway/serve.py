@@ -29,8 +29,10 @@ _CLOSE_SECONDS = 5.0  # for the last bytes of answers, when all work is done
 
 async def serve_gateway(
     config: ServerConfig, engine: Engine, *, on_listening: Callable[[int], None] | None = None
-) -> None:
+) -> bool:
     """Serve until drained: after SIGTERM, SIGINT or POST /drain, when the running requests have ended.
+
+    Returns whether POST /drain began it.
 
     Args:
         on_listening: called with the port once connections are taken.
@@ -59,6 +61,7 @@ async def serve_gateway(
                 on_listening(port)
             await _until_done(drain, app[TEXT_TASK])
         log.info("drained")
+        return drain.by_request
     finally:
         await runner.cleanup()
 
