@@ -25,7 +25,9 @@ from paceline_server.engine.interface import (
     EngineStatus,
     FinishReason,
     GenerationRequest,
+    HotPrefix,
     ModelInfo,
+    PrefixList,
     StartupPhase,
     Task,
     TokenOutput,
@@ -164,6 +166,10 @@ class FakeEngine:
         self.embedded.append(request)
         vectors = [struct.pack("<2f", text[0], len(text)) for text in request.inputs]
         return EmbeddingOutput(request.request_id, vectors)
+
+    async def prefixes(self, limit: int) -> PrefixList:
+        """One prefix that was asked for twice."""
+        return PrefixList("", "fake", (HotPrefix(bytes(16), (5, 6, 7), 2),)[:limit])
 
     def cut(self, request_id: str, index: int) -> None:
         """End one answer; the script goes on for the others."""

@@ -163,6 +163,19 @@ class OffloadConfig(Group):
         return self
 
 
+class HandoverConfig(Group):
+    """Prefixes that a fresh replica takes over from another one before it reports ready."""
+
+    peer: str | None = Field(
+        None,
+        min_length=1,
+        description="Base URL of a replica or of their Service, whose GET /prefixes is asked with the secret in "
+        "PACELINE_HANDOVER_SECRET; or a file with such an answer. null starts cold.",
+    )
+    max_prefixes: Positive = Field(64, description="Prefixes that are taken over at most, hottest first.")
+    max_seconds: float = Field(20.0, gt=0, description="Time that a start may spend on them.")
+
+
 class KVCacheConfig(Group):
     """The paged KV cache."""
 
@@ -183,6 +196,7 @@ class KVCacheConfig(Group):
         "computing them again. 0 always computes again.",
     )
     offload: OffloadConfig = OffloadConfig()
+    handover: HandoverConfig = HandoverConfig()
     prefix_caching: bool = Field(True, description="Keep the blocks of finished sequences for prompts that share them.")
 
 

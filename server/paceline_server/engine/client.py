@@ -16,6 +16,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from time import monotonic
+from uuid import uuid4
 
 from paceline_server.config import ServerConfig
 from paceline_server.engine.interface import (
@@ -25,12 +26,14 @@ from paceline_server.engine.interface import (
     EngineStatus,
     GenerationRequest,
     ModelInfo,
+    PrefixList,
     StartupPhase,
     TokenOutput,
 )
-from paceline_server.engine.streams import Items, Streams, embedding, refusal, tokens
+from paceline_server.engine.streams import Items, Streams, embedding, prefix_list, refusal, tokens
 from paceline_server.engine.wire import (
     Abort,
+    AskPrefixes,
     Configure,
     Decoder,
     Embed,
@@ -38,6 +41,7 @@ from paceline_server.engine.wire import (
     Failed,
     Message,
     Phase,
+    Prefixes,
     Ready,
     Refused,
     Step,
@@ -151,8 +155,21 @@ class EngineClient:
         async with self._submitted(request.request_id, Embed(request)) as items:
             return await embedding(items)
 
+    async def prefixes(self, limit: int) -> PrefixList:
+        """The hottest prefixes, for a new replica.
+
+        Raises:
+            EngineUnavailable: no engine is ready.
+            EngineLost: the engine died meanwhile.
+        """
+        name = f"prefixes {uuid4().hex}"
+        async with self._submitted(name, AskPrefixes(name, limit)) as items:
+            return await prefix_list(items)
+
     @asynccontextmanager
-    async def _submitted(self, request_id: str, message: Submit | Embed, answers: int = 1) -> AsyncIterator[Items]:
+    async def _submitted(
+        self, request_id: str, message: Submit | Embed | AskPrefixes, answers: int = 1
+    ) -> AsyncIterator[Items]:
         """Send a request, and give out what comes back; leaving the context aborts it."""
         writer = self._writer
         if not self._ready or writer is None:
@@ -220,6 +237,8 @@ class EngineClient:
                 self._stats = stats
                 for answer in embedded:
                     self._streams.end(answer.request_id, answer)
+            case Prefixes(found):
+                self._streams.end(found.request_id, found)
             case Phase(phase):
                 self._end_start_engine(begun)
                 self._note(phase)

@@ -14,8 +14,18 @@ from paceline_server.config import SchedulingConfig
 from paceline_server.engine.admission import Admission, Refusal
 from paceline_server.engine.batch import Runner, StepBatch
 from paceline_server.engine.batchers import Batching, delay_window, make_scheduler
+from paceline_server.engine.blocks import root_hash
 from paceline_server.engine.forecast import Forecast
-from paceline_server.engine.interface import EngineStats, GenerationRequest, ModelInfo, TokenOutput
+from paceline_server.engine.hot_prefixes import HotPrefixes
+from paceline_server.engine.interface import (
+    EngineStats,
+    GenerationRequest,
+    HotPrefix,
+    ModelInfo,
+    PrefixList,
+    Tier,
+    TokenOutput,
+)
 from paceline_server.engine.memory import make_tables
 from paceline_server.engine.offload import BlockFiles, FileTraffic
 from paceline_server.engine.pacing import Pacer
@@ -73,6 +83,7 @@ class EngineCore:
         self._runner = runner
         self._eos = frozenset(info.eos_token_ids)
         self._samples = SampleGroups()
+        self._hot = HotPrefixes(info.block_size)
         self._clock = clock
         self._steps = 0
         self._computed_tokens = 0
@@ -107,11 +118,27 @@ class EngineCore:
         samples = self._sequences(request, now if arrival is None else arrival)
         refusal = self.admission.refusal(samples[0], now) if judge and not self._by_request else None
         if refusal is None:
+            self._note_prefix(samples[0])
             self.scheduler.add(samples[0])
             self._window.note(samples[0].arrival)
             if len(samples) > 1:
                 self._samples.open(request.request_id, samples)
         return refusal
+
+    def submit_prefix(self, request_id: str, prefix: HotPrefix) -> bool:
+        """Queue the computation of another replica's prefix, for its blocks alone; False where it cannot be."""
+        request = GenerationRequest(request_id, (*prefix.token_ids, 0), 1, tier=Tier.BATCH)
+        if self._why_never(request) is not None or not self.scheduler.blocks.prefix_caching:
+            return False
+        if not all(0 <= token < self.info.vocab_size for token in prefix.token_ids):
+            return False
+        self.scheduler.add(self._sequences(request, self._clock(), prefix.root)[0])
+        return True
+
+    def hot_prefixes(self, request_id: str, limit: int) -> PrefixList:
+        """The prefixes that requests have shared most, as many as half the pool holds."""
+        found = self._hot.hottest(limit, self.info.kv_capacity_tokens // 2)
+        return PrefixList(request_id, self.info.kv_identity, tuple(found))
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request, or one answer of it; unknown ones (already finished) are no error."""
@@ -175,8 +202,9 @@ class EngineCore:
             stage_seconds=dict(self._stage_seconds),
         )
 
-    def _sequences(self, request: GenerationRequest, arrival: float) -> list[Sequence]:
+    def _sequences(self, request: GenerationRequest, arrival: float, root: bytes = b"") -> list[Sequence]:
         """The samples that a request asks for."""
+        root = root or root_hash(self.info.kv_identity, request.cache_salt)
         room = min(self.info.max_model_len, self.info.kv_capacity_tokens)
         return [
             Sequence(
@@ -185,10 +213,16 @@ class EngineCore:
                 max_tokens=min(request.max_tokens, room - len(request.prompt_token_ids)),
                 eos_token_ids=self._eos,
                 group=request.request_id if request.n > 1 else None,
-                namespace=self.info.kv_identity,
+                root=root,
             )
             for sample in split(request)
         ]
+
+    def _note_prefix(self, sequence: Sequence) -> None:
+        size = self.info.block_size
+        if self.scheduler.blocks.prefix_caching:
+            digests = sequence.digests(sequence.num_tokens // size, size)
+            self._hot.note(sequence.token_ids, sequence.root, digests)
 
     def _name(self, outputs: list[TokenOutput]) -> list[TokenOutput]:
         """Outputs under the names of their requests; samples enter the line whose prompt is there now."""

@@ -127,6 +127,36 @@ class EmbeddingOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class HotPrefix:
+    """A beginning that many prompts share. It is what clients have asked: only replicas of one service may see it.
+
+    Attributes:
+        root: digest of cache salt and model that its blocks' digests start from; the salt itself is not told.
+        token_ids: whole blocks.
+        uses: prompts that began so, of late.
+    """
+
+    root: bytes
+    token_ids: Sequence[int]
+    uses: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixList:
+    """The hottest prefixes of a replica.
+
+    Attributes:
+        request_id: of the question.
+        identity: `ModelInfo.kv_identity`; under another one they are worth nothing.
+        prefixes: those first that save most.
+    """
+
+    request_id: str
+    identity: str
+    prefixes: Sequence[HotPrefix]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What the engine loaded; comes with readiness.
 
@@ -286,4 +316,13 @@ class Engine(Protocol):
 
     def cut(self, request_id: str, index: int) -> None:
         """End one answer of a request under way that asks for several; the others go on."""
+        ...
+
+    async def prefixes(self, limit: int) -> PrefixList:
+        """The hottest prefixes, for a new replica.
+
+        Raises:
+            EngineUnavailable: no engine is ready.
+            EngineLost: the engine died meanwhile.
+        """
         ...

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 from paceline_server.config import ServerConfig
 from paceline_server.engine.admission import Refusal
@@ -19,12 +20,14 @@ from paceline_server.engine.batch import Encoder, Runner
 from paceline_server.engine.batchers import Batcher, Batching, delay_window
 from paceline_server.engine.core import EngineCore
 from paceline_server.engine.embedder import EmbeddingCore
-from paceline_server.engine.interface import ModelInfo, StartupPhase
+from paceline_server.engine.handover import take_over
+from paceline_server.engine.interface import ModelInfo, PrefixList, StartupPhase
 from paceline_server.engine.offload import BlockFiles
 from paceline_server.engine.recorder import TraceRecorder
 from paceline_server.engine.scheduler import SchedulerLimits
 from paceline_server.engine.wire import (
     Abort,
+    AskPrefixes,
     Configure,
     Decoder,
     Embed,
@@ -32,6 +35,7 @@ from paceline_server.engine.wire import (
     Failed,
     Message,
     Phase,
+    Prefixes,
     Ready,
     Refused,
     Step,
@@ -126,11 +130,20 @@ def run(wire: Wire, loader: Loader) -> int:
             wire.send(Failed(EngineFailed.reason, f"{type(error).__name__} while loading the model: {error}"))
             return EngineFailed.exit_code
         core = _core(loaded, config)
+        if isinstance(core, EngineCore) and config.kv_cache.handover.peer is not None:
+            _take_over(core, config, wire)
         wire.send(Ready(loaded.info))
         serve(wire, core, recorder)
     except GatewayGone:
         log.info("the gateway is gone: ending")
     return 0
+
+
+def _take_over(core: EngineCore, config: ServerConfig, wire: Wire) -> None:
+    begun = monotonic()
+    wire.send(Phase(StartupPhase("handover")))
+    take_over(core, config.kv_cache.handover)
+    wire.send(Phase(StartupPhase("handover", monotonic() - begun)))
 
 
 def serve(wire: Wire, core: Core, recorder: TraceRecorder | None = None) -> None:
@@ -165,12 +178,20 @@ def _apply(message: Message, wire: Wire, core: Core, recorder: TraceRecorder | N
             wire.send(Refused(message.request.request_id, refusal.message, refusal.retry_after))
         elif recorder is not None and isinstance(message, Submit):
             recorder.submitted(message.request)
+    elif isinstance(message, AskPrefixes):
+        wire.send(Prefixes(_prefixes(message, core)))
     elif isinstance(message, Abort):
         _abort(message, core)
         if recorder is not None:
             recorder.aborted(message.request_id, message.index)
     else:
         raise AssertionError(f"the gateway sent {type(message).__name__}")
+
+
+def _prefixes(message: AskPrefixes, core: Core) -> PrefixList:
+    if isinstance(core, EngineCore):
+        return core.hot_prefixes(message.request_id, message.limit)
+    return PrefixList(message.request_id, core.info.kv_identity, ())
 
 
 def _abort(message: Abort, core: Core) -> None:

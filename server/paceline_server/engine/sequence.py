@@ -37,7 +37,7 @@ class Sequence:
         group: names the request for several answers that it is one of; they share the prompt's blocks.
         parked: its KV in host memory, while it waits to be resumed.
         cached_tokens: prompt tokens that the prefix cache brought at the first admission.
-        namespace: what is part of its blocks' digests besides tokens and salt: which model computes them, and how.
+        root: digest that those of its blocks start from; of the model and the cache salt.
         max_tokens: output tokens at most: the request's, or what the pool can hold.
         arrival, first_scheduled: times on the engine's clock, in seconds.
         number: the scheduler counts arrivals; breaks ties.
@@ -49,7 +49,7 @@ class Sequence:
     max_tokens: int
     eos_token_ids: frozenset[int] = frozenset()
     number: int = 0
-    namespace: str = ""
+    root: bytes = b""
     token_ids: list[int] = field(init=False)
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
@@ -64,6 +64,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)
+        self.root = self.root or root_hash("", self.request.cache_salt)
         eos = frozenset() if self.request.ignore_eos else self.eos_token_ids
         self._stop_token_ids = eos | frozenset(self.request.stop_token_ids)
 
@@ -119,6 +120,6 @@ class Sequence:
         while len(self._digests) < count:
             start = len(self._digests) * block_size
             assert start + block_size <= self.num_tokens, "digest of a block that is not full"
-            parent = self._digests[-1] if self._digests else root_hash(self.namespace, self.request.cache_salt)
+            parent = self._digests[-1] if self._digests else self.root
             self._digests.append(chain_hash(parent, self.token_ids[start : start + block_size]))
         return self._digests[:count]

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from paceline_server.engine.interface import EmbeddingOutput, FinishReason, TokenOutput
+from paceline_server.engine.interface import EmbeddingOutput, FinishReason, PrefixList, TokenOutput
 from paceline_server.errors import DeadlineExceeded, EngineLost, InvalidRequest, Overloaded, RequestError
 
-Items: TypeAlias = asyncio.Queue[TokenOutput | EmbeddingOutput | Exception]
+Items: TypeAlias = asyncio.Queue[TokenOutput | EmbeddingOutput | PrefixList | Exception]
 """What comes for one request, in order; an error is the last of it."""
 
 
@@ -60,7 +60,7 @@ class Streams:
             if not stream.open:
                 del self._streams[output.request_id]
 
-    def end(self, request_id: str, item: EmbeddingOutput | Exception) -> None:
+    def end(self, request_id: str, item: EmbeddingOutput | PrefixList | Exception) -> None:
         """Hand over the last that there is for a request."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
@@ -100,6 +100,15 @@ async def embedding(items: Items) -> EmbeddingOutput:
     assert isinstance(item, EmbeddingOutput), "a request to embed was answered with tokens"
     if item.vectors is None:
         raise DeadlineExceeded("the request's timeout was over before all its texts were embedded")
+    return item
+
+
+async def prefix_list(items: Items) -> PrefixList:
+    """The one answer to the question for hot prefixes."""
+    item = await items.get()
+    if isinstance(item, Exception):
+        raise item
+    assert isinstance(item, PrefixList), "the question for prefixes was answered with something else"
     return item
 
 

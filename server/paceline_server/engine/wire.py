@@ -21,7 +21,9 @@ from paceline_server.engine.interface import (
     EngineStats,
     FinishReason,
     GenerationRequest,
+    HotPrefix,
     ModelInfo,
+    PrefixList,
     StartupPhase,
     Task,
     Tier,
@@ -105,14 +107,32 @@ class Embedded:
     stats: EngineStats
 
 
-Message: TypeAlias = Configure | Submit | Embed | Abort | Phase | Ready | Failed | Refused | Step | Embedded
+@dataclass(frozen=True, slots=True)
+class AskPrefixes:
+    """Gateway to engine: tell the hottest prefixes."""
+
+    request_id: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """Engine to gateway: the answer."""
+
+    found: PrefixList
+
+
+Message: TypeAlias = (
+    Configure | Submit | Embed | Abort | Phase | Ready | Failed | Refused | Step | Embedded | AskPrefixes | Prefixes
+)
 
 _KINDS: tuple[type[Message], ...] = (
-    Configure, Submit, Embed, Abort, Phase, Ready, Failed, Refused, Step, Embedded,
+    Configure, Submit, Embed, Abort, Phase, Ready, Failed, Refused, Step, Embedded, AskPrefixes,
+    Prefixes,
 )  # fmt: skip
 _PARTS = (
     GenerationRequest, SamplingParams, TokenOutput, EmbeddingRequest, EmbeddingOutput, ModelInfo, StartupPhase,
-    EngineStats,
+    EngineStats, PrefixList, HotPrefix,
 )  # fmt: skip
 _KIND_NUMBER = {kind: number for number, kind in enumerate(_KINDS)}
 _FIELDS: dict[type[Any], list[str]] = {kind: [field.name for field in fields(kind)] for kind in (*_KINDS, *_PARTS)}
@@ -156,6 +176,9 @@ def _decode(kind: type[Message], payload: tuple[Any, ...]) -> Message:
         return Embed(EmbeddingRequest(*payload[0]))
     if kind is Embedded:
         return Embedded(tuple(EmbeddingOutput(*item) for item in payload[0]), EngineStats(*payload[1]))
+    if kind is Prefixes:
+        request_id, identity, prefixes = payload[0]
+        return Prefixes(PrefixList(request_id, identity, tuple(HotPrefix(*one) for one in prefixes)))
     if kind is Step:
         return Step(tuple(_output(item) for item in payload[0]), EngineStats(*payload[1]))
     return kind(*payload)

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from paceline_server.config import ServerConfig
 from paceline_server.engine.interface import Engine
-from paceline_server.gateway import health, models
+from paceline_server.gateway import health, models, prefixes
 from paceline_server.gateway.answers import Endpoint
 from paceline_server.gateway.chat import ChatEndpoint
 from paceline_server.gateway.completions import CompletionEndpoint
@@ -40,6 +40,7 @@ def create_app(config: ServerConfig, engine: Engine) -> web.Application:
             web.get("/healthz", health.healthz),
             web.get("/readyz", health.readyz),
             web.post("/drain", health.drain),
+            web.get("/prefixes", prefixes.hot_prefixes),
             web.get("/metrics", health.metrics),
             web.get("/v1/models", models.list_models),
             web.get("/v1/models/{name:.+}", models.get_model),

@@ -1,0 +1,146 @@
+"""A fresh replica takes over what another one has found hot, without the salts, and never at the price of its start."""
+
+import json
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from paceline_server.config import HandoverConfig
+from paceline_server.engine.blocks import chain_hash, root_hash
+from paceline_server.engine.core import EngineCore
+from paceline_server.engine.handover import compute, parse_prefixes, prefixes_json, take_over
+from paceline_server.engine.hot_prefixes import HotPrefixes
+from paceline_server.engine.interface import GenerationRequest
+from paceline_server.engine.scheduler import SchedulerLimits
+from paceline_server.engine.testing import FakeRunner, model_info
+
+SYSTEM = list(range(1, 25))  # six blocks of four
+
+
+def make_core(identity="m", blocks=64, **options):
+    info = replace(model_info(num_blocks=blocks), kv_identity=identity)
+    return EngineCore(FakeRunner(info), info, SchedulerLimits(4, 64), **options)
+
+
+def ask(core, prompt, salt=""):
+    """Prompt tokens that came from the cache."""
+    core.submit(GenerationRequest("r", prompt, 1, ignore_eos=True, cache_salt=salt))
+    cached = 0
+    while core.has_work:
+        for output in core.step():
+            cached = output.cached_tokens
+    return cached
+
+
+def warm():
+    core = make_core()
+    for number in range(5):
+        ask(core, [*SYSTEM, 30 + number], salt="tenant a")
+    ask(core, [40] * 20, salt="tenant b")  # asked once
+    return core
+
+
+def test_a_fresh_replica_finds_the_shared_prefix_under_its_salt_and_under_no_other(tmp_path):
+    found = warm().hot_prefixes("q", 8)
+    assert [list(one.token_ids) for one in found.prefixes] == [SYSTEM], "what was asked once is told to nobody"
+    file = tmp_path / "prefixes.json"
+    file.write_text(json.dumps(prefixes_json(found)))
+    assert "tenant" not in file.read_text()
+
+    fresh = make_core()
+    assert take_over(fresh, HandoverConfig(peer=str(file))) == 1
+    assert not fresh.has_work
+    assert ask(fresh, [*SYSTEM, 77], salt="tenant b") == 0
+    assert ask(fresh, [*SYSTEM, 77], salt="tenant a") == len(SYSTEM)
+
+
+def test_the_list_of_another_model_is_not_taken(tmp_path):
+    file = tmp_path / "prefixes.json"
+    file.write_text(json.dumps(prefixes_json(warm().hot_prefixes("q", 8))))
+    fresh = make_core(identity="another")
+    assert take_over(fresh, HandoverConfig(peer=str(file))) == 0
+    assert fresh.stats().steps == 0
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"identity": "m", "prefixes": [{"root": "zz"}]}', '{"prefixes": 5}'])
+def test_a_peer_that_is_not_there_or_talks_nonsense_leaves_a_cold_start(tmp_path, text):
+    file = tmp_path / "prefixes.json"
+    if text:
+        file.write_text(text)
+    fresh = make_core()
+    assert take_over(fresh, HandoverConfig(peer=str(file))) == 0
+    assert take_over(fresh, HandoverConfig(peer="http://127.0.0.1:9")) == 0
+    assert ask(fresh, [*SYSTEM, 77]) == 0
+
+
+def test_the_time_for_it_is_bounded_and_what_is_unfinished_is_dropped():
+    found = warm().hot_prefixes("q", 8)
+    fresh = make_core()
+    steps = count()
+    assert compute(fresh, found.prefixes * 3, lambda: next(steps) < 1) == 0
+    assert not fresh.has_work
+    fresh.scheduler.check_integrity()
+
+
+def test_half_the_pool_is_left_to_what_comes():
+    fresh = make_core(blocks=16)
+    prefixes = [replace(one, token_ids=[n + 1] * 16) for n, one in enumerate(warm().hot_prefixes("q", 8).prefixes * 8)]
+    assert compute(fresh, prefixes, lambda: True) == 2
+
+
+def test_tokens_outside_the_vocabulary_and_prefixes_too_long_are_left_out():
+    fresh = make_core()
+    (one,) = warm().hot_prefixes("q", 8).prefixes
+    strange = [replace(one, token_ids=[1000] * 4), replace(one, token_ids=[-1] * 4), replace(one, token_ids=())]
+    assert compute(fresh, [*strange, one], lambda: True) in (1, 2)
+    assert ask(fresh, [*SYSTEM, 77], salt="tenant a") == len(SYSTEM)
+
+
+def chained(tokens, root, size=2):
+    digests, parent = [], root
+    for begin in range(0, len(tokens) - size + 1, size):
+        parent = chain_hash(parent, tokens[begin : begin + size])
+        digests.append(parent)
+    return digests
+
+
+def note(hot, tokens, salt="", times=1):
+    root = root_hash("m", salt)
+    for _ in range(times):
+        hot.note(tokens, root, chained(tokens, root))
+
+
+def test_what_saves_most_goes_first_and_a_beginning_of_a_listed_one_is_not_listed_again():
+    hot = HotPrefixes(block_size=2)
+    note(hot, [1] * 20, times=10)
+    note(hot, [1] * 20 + [2] * 4, times=3)
+    note(hot, [3] * 6, times=4)
+    note(hot, [4] * 40)
+    found = hot.hottest(8, 1_000)
+    assert [list(one.token_ids) for one in found] == [[1] * 20 + [2] * 4, [3] * 6]
+
+
+def test_the_list_is_bounded_in_prefixes_and_tokens_and_the_book_in_blocks():
+    hot = HotPrefixes(block_size=2, max_nodes=10)
+    for number in range(50):
+        note(hot, [number] * 8, times=2)
+    assert len(hot) == 10
+    assert len(hot.hottest(1, 1_000)) == 1
+    assert sum(len(one.token_ids) for one in hot.hottest(9, 10)) <= 10
+
+
+def test_equal_tokens_under_two_salts_are_two_prefixes():
+    hot = HotPrefixes(block_size=2)
+    note(hot, [1] * 4, "a", times=2)
+    note(hot, [1] * 4, "b", times=2)
+    assert len({one.root for one in hot.hottest(8, 100)}) == 2
+
+
+def test_what_is_written_is_read_back():
+    found = warm().hot_prefixes("q", 8)
+    again = parse_prefixes(json.dumps(prefixes_json(found)))
+    assert again.identity == found.identity
+    assert [(one.root, tuple(one.token_ids), one.uses) for one in again.prefixes] == [
+        (one.root, tuple(one.token_ids), one.uses) for one in found.prefixes
+    ]
