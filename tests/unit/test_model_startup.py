@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -188,17 +189,55 @@ def test_a_gpu_with_nothing_left_names_all_shares() -> None:
         blocks_for_gpu(512, 0.5, total=16 << 30, used=15 << 29, activations=1 << 29)
 
 
-def test_threads_and_memory_stay_within_the_containers_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+UNLIMITED = {
+    "version 2": {"cpu.max": "max 100000", "memory.max": "max"},
+    "version 1": {
+        "cpu/cpu.cfs_quota_us": "-1",
+        "cpu/cpu.cfs_period_us": "100000",
+        "memory/memory.limit_in_bytes": "9223372036854771712",
+        "memory/memory.usage_in_bytes": "600000",
+        "memory/memory.stat": "total_inactive_file 0",
+    },
+    "none": {},
+}
+LIMITED = {
+    "version 2": {
+        "cpu.max": "50000 100000",
+        "memory.max": "1000000",
+        "memory.current": "600000",
+        "memory.stat": "anon 400000\ninactive_file 150000\nactive_file 50000",
+    },
+    "version 1": {
+        "cpu/cpu.cfs_quota_us": "50000",
+        "cpu/cpu.cfs_period_us": "100000",
+        "memory/memory.limit_in_bytes": "1000000",
+        "memory/memory.usage_in_bytes": "600000",
+        "memory/memory.stat": "inactive_file 1\nactive_file 1\ntotal_inactive_file 150000\ntotal_active_file 50000",
+    },
+}
+
+
+def make_tree(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(f"{text}\n")
+
+
+@pytest.mark.parametrize("version", LIMITED)
+def test_threads_and_memory_stay_within_the_containers_limits(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tree(tmp_path, LIMITED[version])
     monkeypatch.setattr(machine, "_CGROUP", tmp_path)
-    whole_machine = machine.available_memory()
-    assert machine.cores_given() >= 1
-    (tmp_path / "cpu.max").write_text("50000 100000\n")
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("600000\n")
-    (tmp_path / "memory.stat").write_text("anon 400000\ninactive_file 150000\nactive_file 50000\n")
     assert machine.cores_given() == 1
-    assert machine.available_memory() == 600_000 < whole_machine
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert machine.cores_given() >= 1
-    assert machine.available_memory() > 1_000_000
+    assert machine.available_memory() == 600_000
+
+
+@pytest.mark.parametrize("version", UNLIMITED)
+def test_without_limits_the_machine_is_the_containers(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tree(tmp_path, UNLIMITED[version])
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    assert machine.cores_given() == len(os.sched_getaffinity(0))
+    assert machine.available_memory() > 10_000_000

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from paceline_server.errors import NoGPU
+from paceline_server.model import cgroup
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
@@ -45,22 +46,13 @@ def cores_given() -> int:
     A pod limited to 2 CPUs on a node of 64 sees all 64; with as many threads it would be throttled most of the time.
     """
     cores = len(os.sched_getaffinity(0))
-    quota = _CGROUP / "cpu.max"
-    if quota.is_file():
-        limit, period = quota.read_text(encoding="ascii").split()
-        if limit != "max":
-            cores = min(cores, math.ceil(int(limit) / int(period)))
-    return max(1, cores)
+    quota = cgroup.cpu_quota(_CGROUP)
+    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
 def available_memory() -> int:
     """Bytes that this process can still take: what the machine has free, within the container's limit."""
     fields = dict(line.split(":", 1) for line in _MEMINFO.read_text(encoding="ascii").splitlines())
     free = int(fields["MemAvailable"].split()[0]) * 1024
-    limit = _CGROUP / "memory.max"
-    if not limit.is_file() or (text := limit.read_text(encoding="ascii").strip()) == "max":
-        return free
-    statistics = dict(line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
-    page_cache = int(statistics.get("inactive_file", 0)) + int(statistics.get("active_file", 0))
-    used = int((_CGROUP / "memory.current").read_text(encoding="ascii")) - page_cache
-    return max(0, min(free, int(text) - used))
+    left = cgroup.memory_left(_CGROUP)
+    return free if left is None else min(free, left)
