@@ -15,6 +15,7 @@ from typing import Any, Final
 from paceline_operator import conditions, names
 from paceline_operator.cluster import Manifest
 from paceline_operator.pods import is_drain
+from paceline_operator.vocabulary import in_words_of_the_spec
 
 # The server's last words: a reason in CamelCase (of several words, so that a log line's `INFO:` is none), a colon, a
 # message of one line or more.
@@ -106,7 +107,7 @@ def _termination(ended: dict[str, Any], startup_seconds: int) -> Failure | None:
     if ended.get("reason") == "OOMKilled":
         return Failure(conditions.OOM_KILLED, "the server was ended at its memory limit; raise resources.limits.memory")
     if code and (match := _LAST_WORDS.fullmatch(words)):
-        return Failure(match["reason"], match["message"])
+        return Failure(match["reason"], in_words_of_the_spec(match["message"]))
     seconds = _seconds(ended)
     if seconds is not None and seconds >= startup_seconds and code in (0, 137, 143):
         return Failure(conditions.STARTUP_TIMEOUT, f"not ready within startupSeconds ({startup_seconds} s), restarted")

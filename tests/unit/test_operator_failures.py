@@ -34,6 +34,25 @@ def test_the_servers_last_words_become_reason_and_message() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("engine.max_model_len: too large", "spec.engine.maxModelLen: too large"),
+        ("kv_cache.offload.disk_path is no folder", "spec.engine.diskPath is no folder"),
+        ("engine.model_path: s3:// is not supported", "spec.model: s3:// is not supported"),
+        ("scheduling.tiers.batch.ttft_ms: too small", "spec.scheduling.tiers.batch.ttftMs: too small"),
+        ("tenants.0.key_files: empty", "spec.tenants.0.keyFiles: empty"),
+        ("batching.max_batch_size (9) > 8", "spec.engine.maxBatchSize (9) > 8"),
+        ("/etc/engine.yaml and /x/engine.dtype", "/etc/engine.yaml and /x/engine.dtype"),
+        ("torch.engine.dtype, engine.unheard_of", "torch.engine.dtype, engine.unheard_of"),
+    ],
+)
+def test_settings_are_named_as_the_user_wrote_them(said: str, shown: str) -> None:
+    """The server knows its configuration file only, and nobody who wrote an LLMService has seen that."""
+    failure = read(state=BACK_OFF, lastState=ended(78, f"InvalidConfiguration: {said}"))
+    assert failure == Failure("InvalidConfiguration", f"pod pod-0: {shown}")
+
+
 @pytest.mark.parametrize("state", [BACK_OFF, {"running": {}}, {"waiting": {"reason": "ContainerCreating"}}])
 def test_the_reason_stays_while_the_container_restarts(state: dict[str, Any]) -> None:
     """Between two attempts the condition must not flicker to Loading."""

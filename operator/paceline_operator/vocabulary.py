@@ -1,0 +1,39 @@
+"""The server's settings in the words of an LLMService. Pure; called by `failures` for what a server says last.
+
+A server names the keys of its configuration file (`engine.max_model_len`), which nobody has written who wrote an
+LLMService (`spec.engine.maxModelLen`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from pydantic.alias_generators import to_camel
+
+from paceline_operator.desired.config import ENGINE_GROUPS
+
+_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
+    {".".join((*group, name)): f"spec.engine.{to_camel(name)}" for name, group in ENGINE_GROUPS.items()}
+    | {
+        "engine.model_path": "spec.model",
+        "engine.device": "spec.resources",
+        "gateway.drain_seconds": "spec.drainSeconds",
+    }
+)
+_SAME_SHAPE: Final = ("scheduling", "tenants")  # sections that the two have alike, but for the letters' case
+_PATH: Final = re.compile(r"(?<![\w./])(?:engine|batching|kv_cache|gateway|scheduling|tenants)(?:\.\w+)+")
+
+
+def in_words_of_the_spec(text: str) -> str:
+    """The text with every path of the configuration file that a user can set replaced by its field."""
+    return _PATH.sub(lambda path: _field(path[0]), text)
+
+
+def _field(path: str) -> str:
+    section, *rest = path.split(".")
+    if section in _SAME_SHAPE:
+        return ".".join(["spec", section, *(to_camel(part) for part in rest)])
+    return _SETTINGS.get(path, path)
