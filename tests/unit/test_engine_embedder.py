@@ -1,7 +1,5 @@
 """The step loop of a model that embeds: batches within their limits, answers whole, nobody lost."""
 
-import struct
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 from paceline_server.engine.embedder import EmbeddingCore
 from paceline_server.engine.interface import EmbeddingRequest
 from paceline_server.engine.scheduler import SchedulerLimits
-from paceline_server.engine.testing import model_info
+from paceline_server.engine.testing import FakeEncoder, fake_vector, model_info
 from paceline_server.engine.window import DelayWindow
 
 
@@ -18,21 +16,6 @@ class Clock:
 
     def __call__(self):
         return self.now
-
-
-class FakeEncoder:
-    """A vector says which text it is of."""
-
-    def __init__(self):
-        self.batches = []
-
-    def encode(self, texts):
-        self.batches.append([len(text) for text in texts])
-        return [vector_of(text) for text in texts]
-
-
-def vector_of(text):
-    return struct.pack("<2f", sum(text), len(text))
 
 
 def make_core(*, batch=4, budget=20, delay=0.0, clock=None):
@@ -64,7 +47,7 @@ def test_every_request_gets_the_vectors_of_its_own_texts_in_their_order(requests
         assert core.submit(EmbeddingRequest(name, texts)) is None
     answers = run(core)
     assert {answer.request_id: answer.vectors for answer in answers} == {
-        name: [vector_of(text) for text in texts] for name, texts in inputs.items()
+        name: [fake_vector(text) for text in texts] for name, texts in inputs.items()
     }
     assert [answer.request_id for answer in answers] == list(inputs), "the first to come is the first to be answered"
     assert all(len(lengths) <= batch and sum(lengths) <= 20 for lengths in encoder.batches)

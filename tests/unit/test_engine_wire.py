@@ -1,15 +1,20 @@
 """Frames between gateway and engine."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_server.engine.batch import SamplingParams
 from paceline_server.engine.interface import (
+    EmbeddingOutput,
+    EmbeddingRequest,
     EngineStats,
     FinishReason,
     GenerationRequest,
     StartupPhase,
+    Task,
     Tier,
     TokenOutput,
 )
@@ -18,6 +23,8 @@ from paceline_server.engine.wire import (
     Abort,
     Configure,
     Decoder,
+    Embed,
+    Embedded,
     Failed,
     Phase,
     Ready,
@@ -31,6 +38,9 @@ MESSAGES = [
     Configure('{"engine": {}}'),
     Submit(GenerationRequest("r", (1, 2, 3), 7, SamplingParams(0.5, 0.9, 40, 0.1, 2**63 - 1), (5,), True, 2, "salt")),
     Submit(GenerationRequest("q", (1,), 1, tier=Tier.BATCH, priority=-3, tenant="acme", weight=2.5, timeout=0.5)),
+    Embed(EmbeddingRequest("e", ((1, 2), (3,)), 0.5)),
+    Embedded((EmbeddingOutput("e", (b"\x00\x01", b""), 0.25), EmbeddingOutput("f", None)), EngineStats(steps=2)),
+    Ready(replace(model_info(), task=Task.EMBED, dimensions=384)),
     Abort("r"),
     Phase(StartupPhase("load_weights")),
     Phase(StartupPhase("load_weights", 1.5)),

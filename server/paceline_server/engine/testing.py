@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -144,3 +145,24 @@ def _next_token(tokens: Sequence[int], vocab: int, banned: Sequence[int] = ()) -
     while token in banned:
         token = (token + 1) % vocab
     return token
+
+
+class FakeEncoder:
+    """A model whose vector of a text is the sum of its tokens, and how many there are.
+
+    Attributes:
+        batches: lengths of the texts of every batch.
+    """
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def encode(self, texts: Sequence[Sequence[int]]) -> list[bytes]:
+        """One vector of two numbers a text."""
+        self.batches.append([len(text) for text in texts])
+        return [fake_vector(text) for text in texts]
+
+
+def fake_vector(text: Sequence[int]) -> bytes:
+    """What `FakeEncoder` makes of a text, whatever shares its batch."""
+    return struct.pack("<2f", sum(text), len(text))
