@@ -37,7 +37,11 @@ def cluster(client: KubeClient) -> KubeCluster:
 @pytest.fixture
 def key(api_server: ApiServer, crd: None, namespace: str) -> Key:
     """A service that exists and has no children yet."""
-    spec = {"model": "hf://org/name", "resources": {"limits": {"cpu": "1000m"}}}
+    tenants = [
+        {"name": name, "keysFrom": {"secretKeyRef": {"name": "api-keys", "key": name}}, "weight": 0.5}
+        for name in ("chat", "nightly")
+    ]
+    spec = {"model": "hf://org/name", "resources": {"limits": {"cpu": "1000m"}}, "tenants": tenants}
     manifest = {"apiVersion": "paceline.dev/v1alpha1", "kind": "LLMService", "metadata": {"name": "demo"}, "spec": spec}
     api_server.kubectl.apply(manifest, namespace=namespace)
     return Key(namespace, "demo")

@@ -194,3 +194,35 @@ def test_the_hpa_scales_the_llmservice_on_queue_depth_and_ttft_pressure() -> Non
     assert metrics["queue_depth"]["target"] == {"type": "AverageValue", "averageValue": "6"}
     assert metrics["ttft_pressure"]["target"] == {"type": "Value", "value": "1"}
     assert all(metric["describedObject"] == target for metric in metrics.values())
+
+
+def tenant(name: str, secret: str = "api-keys", **fields: Any) -> dict[str, Any]:
+    """A tenant whose keys are in a Secret, under its name."""
+    return {"name": name, "keysFrom": {"secretKeyRef": {"name": secret, "key": name}}, **fields}
+
+
+def test_the_config_map_names_a_file_for_each_tenant_and_nothing_of_its_secret() -> None:
+    """Who may read ConfigMaps learns neither keys nor where they are."""
+    desired = rendered(tenants=[tenant("chat", secret="vault-7"), {"name": "free", "anonymous": True}])
+    text = desired.config_map["data"][names.CONFIG_FILE]
+    chat, free = yaml.safe_load(text)["tenants"]
+    assert chat["key_files"] == ["chat"]
+    assert "key_files" not in free
+    assert "vault-7" not in text
+
+
+def test_keys_are_mounted_for_reading_only_and_for_nobody_else() -> None:
+    pod = pod_of(rendered(tenants=[tenant("chat"), tenant("nightly", secret="other")]))
+    (volume,) = (one["projected"] for one in pod["volumes"] if one["name"] == "tenant-keys")
+    (mount,) = (one for one in pod["containers"][0]["volumeMounts"] if one["name"] == "tenant-keys")
+    assert [source["secret"]["name"] for source in volume["sources"]] == ["api-keys", "other"]
+    assert volume["defaultMode"] == 0o440
+    assert mount["readOnly"]
+    assert not [variable for variable in pod["containers"][0]["env"] if "secretKeyRef" in str(variable)]
+
+
+def test_scheduling_is_written_as_far_as_it_is_set() -> None:
+    spec = {"tiers": {"batch": {"timeoutSeconds": 60}}}
+    config = yaml.safe_load(rendered(scheduling=spec).config_map["data"][names.CONFIG_FILE])
+    assert config["scheduling"] == {"tiers": {"batch": {"timeout_seconds": 60}}}
+    assert "scheduling" not in yaml.safe_load(rendered().config_map["data"][names.CONFIG_FILE])
