@@ -62,6 +62,16 @@ def test_without_a_limit_of_the_client_the_tenants_own_mean_is_reserved() -> Non
     assert world.allowance.reserve(10, None, 5).tokens == 15
 
 
+def test_each_answer_of_a_request_is_reserved_for_and_the_mean_is_that_of_one() -> None:
+    world = World(tokens_per_minute=100_000)
+    assert world.allowance.reserve(10, 60, 200, answers=3).tokens == 190
+    assert world.allowance.reserve(10, 600, 200, answers=3).tokens == 610
+    for _ in range(60):
+        world.now += 100.0
+        world.allowance.settle(world.allowance.reserve(10, None, 5000, answers=4), 10, 80)
+    assert world.allowance.reserve(10, None, 5000).tokens == pytest.approx(31, abs=1)
+
+
 def test_what_is_used_beyond_the_reservation_keeps_the_next_one_waiting() -> None:
     world = World(tokens_per_minute=300, daily_tokens=10_000)
     world.allowance.settle(world.allowance.reserve(10, None, 5000), 10, 900)

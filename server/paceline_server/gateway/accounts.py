@@ -51,8 +51,7 @@ class Account:
             InsufficientAllowance: it is over a limit.
         """
         with self._told(exchange):
-            asked_in_all = None if asked is None else asked * answers
-            reservation = self._allowance.reserve(exchange.prompt_tokens, asked_in_all, room * answers)
+            reservation = self._allowance.reserve(exchange.prompt_tokens, asked, room, answers)
         refused = False
         try:
             yield

@@ -28,10 +28,12 @@ class Reservation:
     """Tokens that a request may use.
 
     Attributes:
+        answers: how many it may give.
         at: when, on the monotonic clock; `at_unix`: on the calendar's.
     """
 
     tokens: int
+    answers: int
     at: float
     at_unix: float
 
@@ -77,13 +79,14 @@ class Allowance:
             )
         self._requests.book(1, now)
 
-    def reserve(self, prompt: int, asked: int | None, room: int) -> Reservation:
+    def reserve(self, prompt: int, asked: int | None, room: int, answers: int = 1) -> Reservation:
         """Set tokens aside for a request.
 
         Args:
             prompt: tokens of the prompt.
-            asked: tokens that the client lets the answer have, or None.
-            room: tokens that the answer may have in any case.
+            asked: tokens that the client lets an answer have, or None.
+            room: tokens that an answer may have in any case.
+            answers: how many the client wants.
 
         Raises:
             RequestTooLarge: it is over the limit of a minute alone.
@@ -91,7 +94,7 @@ class Allowance:
             QuotaExceeded: the day is.
         """
         now, unix = self._clock(), self._calendar()
-        tokens = prompt + (min(room, math.ceil(self._mean_output)) if asked is None else min(room, asked))
+        tokens = prompt + answers * min(room, math.ceil(self._mean_output) if asked is None else asked)
         if asked is None and self._tokens is not None:
             tokens = max(prompt, min(tokens, self._tokens.limit))  # a guess must not refuse what may well fit
         self._refuse_over_minute(tokens, now)
@@ -100,7 +103,7 @@ class Allowance:
             self._tokens.book(tokens, now)
         if self._day is not None:
             self._day.book(tokens, unix)
-        return Reservation(tokens, now, unix)
+        return Reservation(tokens, answers, now, unix)
 
     def settle(self, reservation: Reservation, prompt: int, output: int) -> None:
         """Count what a request has really used instead of what was reserved."""
@@ -111,7 +114,7 @@ class Allowance:
         if self._day is not None:
             self._day.refund(spare, reservation.at_unix, unix) if spare > 0 else self._day.book(-spare, unix)
         if output:
-            self._mean_output += _SMOOTHING * (output - self._mean_output)
+            self._mean_output += _SMOOTHING * (output / reservation.answers - self._mean_output)
 
     def headers(self) -> dict[str, str]:
         """The limits of a minute and what is left of them, in OpenAI's words; empty where there are none."""
