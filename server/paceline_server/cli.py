@@ -1,6 +1,6 @@
 """The `paceline-server` command: `serve` runs the gateway and the engine, `hash-key` makes what is kept of a key.
 
-`simulate` is in the simulator's own module.
+`simulate` and `tune` are in the simulator's own modules.
 
 Start-up errors end here: their reason goes to stderr and to the termination log (which Kubernetes shows as the
 container's termination message), and their exit code tells whether a restart can help.
@@ -24,6 +24,7 @@ from paceline_server.keys import hash_key
 from paceline_server.logs import configure_logging
 from paceline_server.model import store
 from paceline_server.simulator import command as simulator
+from paceline_server.simulator import tune_command
 
 _TERMINATION_LOG = "/dev/termination-log"  # Kubernetes' default terminationMessagePath
 _DRAINED = "Drained: POST /drain was called, and the running requests have ended"
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--port", type=_port, help="port to listen on; wins over the file; 0 takes a free one")
     serve.set_defaults(run=_serve)
     simulator.add_command(commands)
+    tune_command.add_command(commands)
     hasher = commands.add_parser(
         "hash-key",
         help="hash an API key for the configuration (tenants.key_hashes)",
