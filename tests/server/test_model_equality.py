@@ -7,8 +7,9 @@ small and with large blocks, and once more with a pool so small that sequences a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -100,8 +101,8 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def run(folder: Path, prompts: list[list[int]], block_size: int, budget: int, memory_gb: float = 1.0) -> EngineCore:
-    """Load the model and give the step loop all prompts at once."""
+def load_core(folder: Path, block_size: int, budget: int, memory_gb: float = 1.0, **kv_cache: Any) -> EngineCore:
+    """Load the model; where there is swap space, a preempted sequence always goes there."""
     config = parse(
         {
             "engine": {
@@ -112,11 +113,17 @@ def run(folder: Path, prompts: list[list[int]], block_size: int, budget: int, me
                 "max_model_len": 512,
             },
             "batching": {"max_batch_size": 32, "max_tokens_in_batch": budget},
-            "kv_cache": {"block_size_tokens": block_size, "cpu_memory_gb": memory_gb},
+            "kv_cache": {"block_size_tokens": block_size, "cpu_memory_gb": memory_gb, **kv_cache},
         }
     )
     loaded = load(config, lambda _: None)
-    core = EngineCore(loaded.runner, loaded.info, SchedulerLimits(32, budget))
+    info = replace(loaded.info, block_copy_seconds=-1.0)
+    return EngineCore(loaded.runner, info, SchedulerLimits(32, budget), files=loaded.files)
+
+
+def run(folder: Path, prompts: list[list[int]], block_size: int, budget: int, memory_gb: float = 1.0) -> EngineCore:
+    """Load the model and give the step loop all prompts at once."""
+    core = load_core(folder, block_size, budget, memory_gb)
     for index, prompt in enumerate(prompts):
         request = GenerationRequest(str(index), prompt, NEW_TOKENS, SamplingParams(temperature=0.0))
         assert core.submit(request) is None
@@ -148,3 +155,36 @@ def test_sequences_that_were_preempted_give_the_same_tokens(smollm2_model: Path,
     core = run(smollm2_model, expected.prompts, block_size=2, budget=512, memory_gb=0.02)  # 466 tokens: a fifth
     assert outputs_of(core, 32) == expected.outputs
     assert core.stats().preemptions > 0
+
+
+def test_sequences_that_were_swapped_evicted_offloaded_and_forked_give_the_same_tokens(
+    smollm2_model: Path, expected: Expected, tmp_path: Path
+) -> None:
+    """Twice the same prompts, some with two answers, while neighbours come and are cancelled; all on a small pool."""
+    offload = {"host_memory_gb": 0.03, "disk_path": str(tmp_path), "disk_gb": 0.2}
+    core = load_core(smollm2_model, 4, 256, memory_gb=0.03, swap_space_gb=0.1, offload=offload)
+    tokens: dict[tuple[str, int], list[int]] = {}
+    for turn in range(2):
+        for index, prompt in enumerate(expected.prompts):
+            greedy = SamplingParams(temperature=0.0)
+            request = GenerationRequest(f"{turn} {index}", prompt, NEW_TOKENS, greedy, n=2 if index % 4 == 0 else 1)
+            assert core.submit(request) is None
+            if index % 5 == 0:
+                core.submit(GenerationRequest(f"neighbour {index}", prompt[: index + 1], 50, greedy))
+        steps = 0
+        while core.has_work:
+            for output in core.step():
+                tokens.setdefault((output.request_id, output.index), []).extend(output.token_ids)
+            core.scheduler.check_integrity()
+            steps += 1
+            if steps == 20:
+                for index in range(0, 32, 5):
+                    core.abort(f"neighbour {index}")
+    for index, output in enumerate(expected.outputs):
+        for turn in range(2):
+            for answer in range(2 if index % 4 == 0 else 1):
+                assert tokens[f"{turn} {index}", answer] == output
+    stats = core.stats()
+    assert stats.swapped_in_blocks > 0
+    assert stats.offloaded_blocks["returned"] > 0
+    assert stats.offloaded_blocks["failed_reads"] == 0
