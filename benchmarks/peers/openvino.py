@@ -36,6 +36,7 @@ def openvino(model: Path, *, weights: str, precision: str | None = None) -> Driv
     script = Path(__file__).with_name("openvino_driver.py")
     return Driver(
         name=f"OpenVINO {label}",
-        command=(str(folder / "bin" / "python"), str(script), str(exported), *([precision] if precision else [])),
+        # -P: this folder's modules are named like what the driver imports
+        command=(str(folder / "bin" / "python"), "-P", str(script), str(exported), *([precision] if precision else [])),
         version=VERSION,
     )
