@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import StatisticsError
 from time import perf_counter, process_time
 
+from benchmarks import pages as pages_
 from benchmarks import results, roofline, workloads
 from benchmarks.environments import CACHE, PEERS, say
 from benchmarks.load import Record, poisson, spans, summarise
@@ -72,7 +73,8 @@ def main() -> None:
         runs += _round(names, plan, number, runs)
         shares = _shares_of_roof(roof, plan["A"], runs) if "A" in plan else {}
         path = results.write(name, described, runs, ratios(runs) | shares)
-    print(results.table(runs), f"\nwritten to {path}", *_draw(name, runs), sep="\n")
+    pages = [] if options.quick else [pages_.fill("peers")]
+    print(results.table(runs), f"\nwritten to {path}", *_draw(name, runs), *pages, sep="\n")
 
 
 def _workloads(letters: Sequence[str]) -> dict[str, workloads.Workload]:

@@ -8,12 +8,13 @@ Where nothing was measured yet the place is empty. A test holds the pages to the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.claims import rows as claims
-from benchmarks.results import FOLDER, median_rows
+from benchmarks.results import FOLDER, Run, counted, median_of, median_rows, read_runs
 
 DOCS = FOLDER.parents[1] / "docs"
 Result = Mapping[str, Any]
@@ -41,9 +42,47 @@ def batching_table(result: Result) -> str:
     return "\n".join([*lines, "", "![the same as bars](batching.svg)"])
 
 
+_WORKLOADS = {
+    "A": "mixed, 16 clients",
+    "B": "shared prefix, 16",
+    "C": "Poisson",
+    "D": "long prompts, 4",
+    "E": "one client",
+}
+
+
+def peers_table(result: Result) -> str:
+    """A row for each server: output tokens per second by workload, and what A says of latency, start and memory."""
+    runs = read_runs(result)
+    letters = [letter for letter in _WORKLOADS if any(run.workload == letter for run in runs)]
+    heads = [f"{letter}: {_WORKLOADS[letter]}" for letter in letters]
+    lines = [f"| output tokens/s | {' | '.join(heads)} | A: TTFT p50 / p99 | A: ITL p99 | start | memory |"]
+    lines.append("|---" * (len(letters) + 5) + "|")
+    for server in dict.fromkeys(run.server for run in runs):
+        cells = [_rate(runs, server, letter) for letter in letters]
+        first = next(run.workload for run in runs if run.server == server)
+        own = counted(runs, server, first)
+        middle = {figure: median_of(runs, server, first, figure) for figure in ("ttft_p50", "ttft_p99", "itl_p99")}
+        lines.append(
+            f"| {server} {own[0].version} | {' | '.join(cells)} "
+            f"| {middle['ttft_p50']:.2f} / {middle['ttft_p99']:.2f} s | {1e3 * middle['itl_p99']:.0f} ms | {median(run.start_seconds for run in own):.1f} s "
+            f"| {median(run.rss_mib for run in own):.0f} MiB |"
+        )
+    rounds = max(run.round for run in runs) + 1
+    noisy = " Runs during which others used more than a tenth of a core are left out." if rounds > 1 else ""
+    return "\n".join([*lines, "", f"Medians of {rounds} rounds (least to most).{noisy}"])
+
+
+def _rate(runs: Sequence[Run], server: str, letter: str) -> str:
+    """Median of the throughput with its range; empty where it was not run."""
+    rates = [run.figures.output_tokens_per_second for run in counted(runs, server, letter)]
+    return f"**{median(rates):.0f}** ({min(rates):.0f}–{max(rates):.0f})" if rates else ""
+
+
 TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
     "claims": ("claims.md", claims_table),
     "batching": ("batching.md", batching_table),
+    "peers": ("../README.md", peers_table),
 }
 """By the name of the result file: its page, and what is made of it."""
 

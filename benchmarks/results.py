@@ -99,6 +99,14 @@ def median_rows(rows: Sequence[Mapping[str, Any]], group: str, figure: str) -> d
     return found
 
 
+def read_runs(result: Mapping[str, Any]) -> list[Run]:
+    """The runs of a result file that `write` has written."""
+    return [
+        Run(**{key: value for key, value in run.items() if key != "noisy"} | {"figures": Figures(**run["figures"])})
+        for run in result["runs"]
+    ]
+
+
 def table(runs: Sequence[Run]) -> str:
     """Markdown: a row for each workload and server, medians with the range of the throughput."""
     lines = [

@@ -1,7 +1,7 @@
 """The comparison with peers: what its figures, ratios and table are made of."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from xml.etree import ElementTree
 
 import pytest
@@ -9,6 +9,7 @@ import pytest
 from benchmarks import results
 from benchmarks.comparison import ratios
 from benchmarks.load import Record, poisson, summarise
+from benchmarks.pages import peers_table
 from benchmarks.pictures import Point, scatter, timeline
 from benchmarks.results import Run, table
 from benchmarks.roofline import Roof, least_seconds
@@ -84,3 +85,10 @@ def test_pictures_are_well_formed_and_name_every_server(tmp_path):
     texts = ["".join(ElementTree.parse(path).getroot().itertext()) for path in drawn]
     assert all("ours & more" in text for text in texts)
     assert "1 requests in 2.0 s" in texts[1]
+
+
+def test_the_readmes_table_has_a_row_for_each_server_and_comes_out_of_the_file_alone():
+    runs = [run("ours", rate=200.0), run("ours", rate=220.0, number=1), run("theirs", rate=90.0, workload="B")]
+    text = peers_table({"runs": json.loads(json.dumps([asdict(one) for one in runs]))})
+    assert "| ours 1 | **210** (200–220) |  | 0.50 / 0.50 s" in text
+    assert "| theirs 1 |  | **90** (90–90) | " in text
