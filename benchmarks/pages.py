@@ -65,7 +65,9 @@ def peers_table(result: Result) -> str:
         middle = {figure: median_of(runs, server, first, figure) for figure in ("ttft_p50", "ttft_p99", "itl_p99")}
         lines.append(
             f"| {server} {own[0].version} | {' | '.join(cells)} "
-            f"| {middle['ttft_p50']:.2f} / {middle['ttft_p99']:.2f} s | {1e3 * middle['itl_p99']:.0f} ms | {median(run.start_seconds for run in own):.1f} s "
+            f"| {middle['ttft_p50']:.2f} / {middle['ttft_p99']:.2f} s "
+            f"| {1e3 * middle['itl_p99']:.0f} ms "
+            f"| {median(run.start_seconds for run in own):.1f} s "
             f"| {median(run.rss_mib for run in own):.0f} MiB |"
         )
     rounds = max(run.round for run in runs) + 1

@@ -159,7 +159,7 @@ def _slot_waiting(work: Workload, step: float, running: float, slots: float) -> 
     load = running / slots
     if load >= 1.0:
         return inf
-    queue = load ** (sqrt(2.0 * (slots + 1.0)) - 1.0) / (slots * (1.0 - load))
+    queue: float = load ** (sqrt(2.0 * (slots + 1.0)) - 1.0) / (slots * (1.0 - load))
     return queue * work.output.mean * step * (1.0 + work.output.spread) / 2.0
 
 
