@@ -55,12 +55,19 @@ def render() -> str:
         lines += [_row(*field) for field in _fields(properties[part], part)]
         lines.append("")
     lines += [_ENGINE, "", "## Rules", "", *(f"- {rule}" for rule in _rules(properties["spec"])), ""]
-    columns = ", ".join(f"{c['name'].upper()} (`{c['jsonPath']}`)" for c in version["additionalPrinterColumns"])
-    lines += ["## Columns of `kubectl get llm`", "", columns, "", _CHILDREN]
+    lines += ["## Columns of `kubectl get llm`", "", _columns(version["additionalPrinterColumns"]), "", _CHILDREN]
     lines += ["## Conditions and reasons", "", _CONDITION_INTRO]
     lines += ["| condition or reason | meaning |", "|---|---|"]
     lines += [f"| `{name}` | {meaning} |" for name, meaning in _reasons()]
     return "\n".join(lines) + "\n"
+
+
+def _columns(columns: list[dict[str, Any]]) -> str:
+    """The columns; kubectl leaves those of a lower priority out of its usual table."""
+    return ", ".join(
+        f"{c['name'].upper()} (`{c['jsonPath']}`{', only with `-o wide`' if c.get('priority') else ''})"
+        for c in columns
+    )
 
 
 def _fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any], bool]]:

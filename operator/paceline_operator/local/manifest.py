@@ -88,7 +88,8 @@ def _one_document(path: Path) -> dict[str, Any]:
     kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
     if kinds != [names.KIND]:
         found = ", ".join(str(kind or "something without a kind") for kind in kinds) or "nothing"
-        raise InvalidManifest(str(path), [f"one {names.KIND} is expected in the file, it has {found}"])
+        advice = "; write each into a file of its own, and run `paceline up` for each" if len(kinds) > 1 else ""
+        raise InvalidManifest(str(path), [f"one {names.KIND} is expected in the file, it has {found}{advice}"])
     document: dict[str, Any] = documents[0]
     return document
 
