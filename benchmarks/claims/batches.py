@@ -17,7 +17,7 @@ from paceline_server.engine.loop import Loaded
 
 def iteration_over_request(loaded: Loaded, *, quick: bool) -> Measured:
     """Continuous over static batches without padding, and over dynamic ones."""
-    jobs = mixed_jobs(16 if quick else 64, loaded.info.vocab_size)
+    jobs = mixed_jobs(32 if quick else 64, loaded.info.vocab_size)
     runs = {
         name: run_clients(make_core(loaded, *BATCHERS[name]), jobs, CLIENTS)
         for name in ("continuous", "dynamic", "static, packed")
@@ -34,7 +34,7 @@ def iteration_over_request(loaded: Loaded, *, quick: bool) -> Measured:
 
 def over_generate(loaded: Loaded, *, quick: bool) -> Measured:
     """Continuous batching at 16 clients over transformers' `generate`, one request at a time, on the same jobs."""
-    jobs = mixed_jobs(16 if quick else 64, loaded.info.vocab_size)
+    jobs = mixed_jobs(32 if quick else 64, loaded.info.vocab_size)
     ours = run_clients(make_core(loaded, *BATCHERS["continuous"]), jobs, CLIENTS).output_tokens_per_second
     alone = _generate(loaded, jobs[: 2 if quick else 12])
     return Measured({"over_generate": ours / alone}, {"continuous": ours, "generate": alone})

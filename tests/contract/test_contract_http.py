@@ -10,13 +10,15 @@ from prometheus_client import disable_created_metrics
 from paceline_operator.adapter.scrape import parse_sample
 from paceline_operator.desired import render
 from paceline_operator.local import front
+from paceline_operator.local.prompt import example
 from paceline_operator.pods import is_drain
 from paceline_operator.spec import parse_service
 from paceline_server import cli
 from paceline_server.config import parse
+from paceline_server.engine.interface import Task
 from paceline_server.gateway.app import create_app
 from paceline_server.gateway.state import GATEWAY
-from paceline_server.testing import FakeEngine, write_model
+from paceline_server.testing import FakeEngine, served, write_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,3 +92,9 @@ async def test_local_mode_refuses_during_a_drain_as_the_server_does(gateway):
 def test_the_last_words_of_a_drained_server_are_the_ones_that_the_operator_knows():
     assert is_drain({"exitCode": 0, "message": cli._DRAINED})
     assert not is_drain({"exitCode": 1, "message": cli._DRAINED})
+
+
+@pytest.mark.parametrize(("task", "path"), [("generate", "/v1/chat/completions"), ("embed", "/v1/embeddings")])
+async def test_paceline_up_shows_a_command_that_the_served_model_answers(folder, task, path):
+    async with served(FakeEngine(folder, task=Task(task))) as up:
+        assert f"{up.url}{path} " in await example(up.url, "tiny")

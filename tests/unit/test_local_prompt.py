@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from paceline_operator.local.errors import RequestFailed
-from paceline_operator.local.prompt import Answer, ask
+from paceline_operator.local.prompt import Answer, ask, example
 
 FIRST = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
 TOKEN = {"choices": [{"delta": {"content": "Paris"}}]}
@@ -93,3 +93,18 @@ async def test_a_refusal_is_told_in_the_server_s_words() -> None:
 def test_the_numbers_are_one_line_also_for_a_single_token() -> None:
     assert Answer(tokens=5, ttft=0.5, seconds=2.5).summary() == "TTFT 500 ms   2.0 tokens/s   5 tokens in 2.50 s"
     assert "one token" in Answer(tokens=1, ttft=0.5, seconds=0.5).summary()
+
+
+async def test_the_example_is_a_chat_where_the_server_says_nothing_of_its_model() -> None:
+    async with streaming() as (url, _):
+        command = await example(url, "m")
+    assert command.startswith(f"curl {url}/v1/chat/completions ")
+    assert '"messages"' in command
+    assert "Authorization" not in command
+
+
+async def test_the_example_never_shows_the_key() -> None:
+    async with streaming() as (url, _):
+        command = await example(url, "m", "sk-team-a-0123456789")
+    assert "Bearer KEY" in command
+    assert "0123456789" not in command

@@ -1,6 +1,6 @@
-"""One chat request over the public API, its answer streamed to the terminal, and how fast it came.
+"""One chat request over the public API, its answer streamed to the terminal, and how fast it came; and what to ask.
 
-For `paceline up --prompt`. An answer that ends early is an error here, never a short answer.
+For `paceline up`, with and without `--prompt`. An answer that ends early is an error here, never a short answer.
 """
 
 from __future__ import annotations
@@ -69,6 +69,36 @@ async def ask(url: str, model: str, prompt: str, say: Callable[[str], None], key
                 return await _read(response, started, say)
     except (aiohttp.ClientError, TimeoutError) as error:
         raise RequestFailed(f"the connection broke: {error or type(error).__name__}") from None
+
+
+async def example(url: str, model: str, key: str | None = None) -> str:
+    """A curl command that the served model answers: a chat, or texts to embed.
+
+    Args:
+        key: of a tenant, where the service has some; the command has a word in its place.
+    """
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}]}
+    path = "/v1/chat/completions"
+    if await _embeds(url, key):
+        path, asked = "/v1/embeddings", {"input": ["Hello!"]}
+    headers = ["Content-Type: application/json", *(["Authorization: Bearer KEY"] if key else [])]
+    options = " ".join(f"-H '{header}'" for header in headers)
+    return f"curl {url}{path} {options} -d '{json.dumps({'model': model} | asked)}'"
+
+
+async def _embeds(url: str, key: str | None) -> bool:
+    """Whether the server says that its model embeds; one that says nothing generates."""
+    headers = {"Authorization": f"Bearer {key}"} if key else None
+    timeout = aiohttp.ClientTimeout(total=_CONNECT_SECONDS)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"{url}/v1/models", headers=headers) as response,
+        ):
+            models = (await response.json())["data"]
+        return any(model.get("task") == "embed" for model in models)
+    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError):
+        return False
 
 
 async def _read(response: aiohttp.ClientResponse, started: float, say: Callable[[str], None]) -> Answer:

@@ -25,7 +25,7 @@ from paceline_operator.local.errors import AlreadyRunning, NotSupportedLocally, 
 from paceline_operator.local.invocation import paceline
 from paceline_operator.local.outlook import has_run, hopeless, unmendable
 from paceline_operator.local.progress import Progress, serves
-from paceline_operator.local.prompt import ask
+from paceline_operator.local.prompt import ask, example
 from paceline_operator.local.race import first_of
 from paceline_operator.local.served import Served
 from paceline_operator.local.signals import Signals
@@ -101,7 +101,7 @@ class _Session:
         self._progress.say(f"{self._name} is up already at {running.url} (process {running.pid}); {stop}")
         self._progress.leave_out(running)
         await self._use(lambda: _still_there(folder, self._name))
-        self._say_how_to_use(running)
+        await self._say_how_to_use(running)
         return 0
 
     async def detach(self, folder: StateFolder) -> int:
@@ -120,7 +120,7 @@ class _Session:
             await child.stop()
             return _KILLED
         if snapshot := folder.read():
-            self._say_how_to_use(snapshot)
+            await self._say_how_to_use(snapshot)
         self._progress.say(f"\nIt goes on serving.\n  {paceline('logs', self._name)}\n  {paceline('down', self._name)}")
         return 0
 
@@ -149,7 +149,7 @@ class _Session:
             await self._use(served.snapshot)
             return True
         await self._until_ready(served.snapshot, patient=True)
-        self._say_how_to_use(served.snapshot())
+        await self._say_how_to_use(served.snapshot())
         self._progress.say("\nCtrl-C drains and stops it.")
         while True:
             self._progress.show(served.snapshot())
@@ -206,11 +206,8 @@ class _Session:
                     snapshot = read() or snapshot
         return snapshot
 
-    def _say_how_to_use(self, snapshot: Snapshot) -> None:
-        body = f'{{"model": "{self._name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-        headers = ["Content-Type: application/json", *(["Authorization: Bearer KEY"] if self._key else [])]
-        options = " ".join(f"-H '{header}'" for header in headers)
-        self._progress.say(f"\ncurl {snapshot.url}/v1/chat/completions {options} -d '{body}'")
+    async def _say_how_to_use(self, snapshot: Snapshot) -> None:
+        self._progress.say(f"\n{await example(snapshot.url, self._name, self._key)}")
 
     def _child_arguments(self) -> list[str]:
         options = self._options

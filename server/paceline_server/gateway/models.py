@@ -35,4 +35,5 @@ def _describe(gateway: Gateway, text: ModelText, name: str) -> dict[str, Any]:
         "created": gateway.created,
         "owned_by": "paceline",
         "max_model_len": text.info.max_model_len,
+        "task": text.info.task.value,
     }
