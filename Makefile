@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check env model cluster unit generate format constraints bench clean
+.PHONY: help demo test check env model cluster unit generate format constraints bench bench-scheduling clean
 
 BIN := .venv/bin
 CLUSTER := PYTHONPATH=tests $(BIN)/python -m cluster
@@ -15,7 +15,7 @@ TESTS := tests/unit tests/contract tests/server tests/operator tests/e2e
 PYTEST_ARGS ?=
 
 help: ## list the commands
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
 
 demo: $(ENV) model ## serve the sample LLMService on this machine and ask it a question; KEEP=1 leaves it serving
 	@KEEP="$(KEEP)" PORT="$(PORT)" scripts/demo.sh
@@ -61,6 +61,10 @@ constraints: $(ENV) ## write the installed versions into constraints.txt
 
 bench: $(ENV) model ## measure ours beside vLLM, OpenVINO, llama.cpp and transformers; QUICK=1 for one short round with one peer
 	@$(BIN)/python -m benchmarks.comparison $(if $(QUICK),--quick)
+
+bench-scheduling: $(ENV) model ## measure admission, fairness, scheduling's cost, the simulator; QUICK=1 writes nothing
+	@for name in overload fairness scheduler_cost simulator; do \
+	  echo "bench: $$name" && $(BIN)/python -m benchmarks.$$name $(if $(QUICK),--quick); done
 
 clean: ## remove .venv and everything else that was made in this tree (not ~/.cache/paceline)
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .state

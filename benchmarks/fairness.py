@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.overload import capacity
+from benchmarks.pages import fill
 from benchmarks.results import write_rows
 from benchmarks.traces import LIMITS, MACHINE, POOL, poisson
 from paceline_server.config import SchedulingConfig
@@ -133,6 +134,7 @@ def main() -> None:
     if not quick:
         workload = {"flood": FLOOD, "victims": len(VICTIMS), "victims_load": 0.6, "machine": asdict(MACHINE)}
         print(write_rows("fairness", workload, results, ratios))
+        print(fill("fairness"))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from random import Random
 from statistics import median
 
+from benchmarks.pages import fill
 from benchmarks.results import write_rows
 from benchmarks.traces import LIMITS, MACHINE, POOL, at_once, poisson
 from paceline_server.config import SchedulingConfig
@@ -141,6 +142,7 @@ def main() -> None:
     if not quick:
         workload = {"overload": OVERLOAD, "requests_per_second": rate, "machine": asdict(MACHINE), "tiers": "3:5:2"}
         print(write_rows("overload", workload, [asdict(result) for result in results], ratios))
+        print(fill("overload"))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.claims import rows as claims
 from benchmarks.results import FOLDER, Run, counted, median_of, median_rows, read_runs
+from benchmarks.scheduling_figures import FIGURES, scheduling_table
 
 DOCS = FOLDER.parents[1] / "docs"
 Result = Mapping[str, Any]
@@ -85,6 +86,7 @@ TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
     "claims": ("claims.md", claims_table),
     "batching": ("batching.md", batching_table),
     "peers": ("../README.md", peers_table),
+    **dict.fromkeys(FIGURES, ("scheduling.md", scheduling_table)),
 }
 """By the name of the result file: its page, and what is made of it."""
 

@@ -3,10 +3,12 @@
     python -m benchmarks.scheduler_cost [--quick]
 
 256 sequences run; in each step about four of them end and as many enter, under `slo` with 50 tenants and three tiers.
-Times are of the processor, so that other programs on the machine do not count.
-Writes benchmarks/results/scheduler_cost.json:
+Times are of the processor, so that other programs on the machine do not count, but for the real model's steps, where
+both times are of the clock. Needs `make model`. Writes benchmarks/results/scheduler_cost.json:
 
-- `waiting_100k_over_1k`: median time of `schedule` with 100,000 waiting over that with 1,000.
+- `waiting_100k_over_1k`: time of `schedule` with 100,000 waiting over that with 1,000: median of the rounds, in each of
+  which both are measured, a step of one by a step of the other.
+- `share_of_step`: of a step of the real model with 16 running, what `schedule` takes.
 - `push_100k_over_1k`: the same of adding a request to the line.
 - `bytes_per_waiting`: memory that the scheduler adds to a waiting request, whose own prompt is not counted.
 """
@@ -16,11 +18,13 @@ from __future__ import annotations
 import argparse
 import gc
 import tracemalloc
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from statistics import median
 from time import process_time as cpu_seconds
 
+from benchmarks.pages import fill
+from benchmarks.real_engine import load_core
 from benchmarks.results import write_rows
 from paceline_server.config import SchedulingConfig
 from paceline_server.engine.blocks import BlockManager
@@ -29,10 +33,12 @@ from paceline_server.engine.policies import waiting_line
 from paceline_server.engine.scheduler import Scheduler, SchedulerLimits
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.tables import BlockTables
+from paceline_server.simulator.trace import TraceRequest
 
 RUNNING = 256
 PROMPT, OUTPUT = 64, 64
 TENANTS = 50
+POLICIES = ("slo", "fcfs", "priority", "sjf")
 _SECONDS_PER_STEP = 0.02
 
 
@@ -103,25 +109,45 @@ class Load:
         )
 
 
-def measure(policy: str, waiting: int, steps: int) -> Cost:
-    """Medians over steps, after as many to settle."""
-    load = Load(policy, waiting)
+def measure(policy: str, waitings: tuple[int, ...], steps: int) -> list[Cost]:
+    """Medians over steps by number of waiting requests, one step of each in turn, so that all see the same machine."""
+    loads = [Load(policy, waiting) for waiting in waitings]
     gc.collect()
     gc.freeze()  # a collection that walks 100,000 requests is the interpreter's cost, and falls outside of a step
-    load.push_seconds.clear()
-    times = []
+    times: list[list[tuple[float, float]]] = [[] for _ in loads]
+    for load in loads:
+        load.push_seconds.clear()
     for _ in range(steps):
-        times.append(load.step())
-        load.fill(waiting)
+        for load, own, waiting in zip(loads, times, waitings, strict=True):
+            own.append(load.step())
+            load.fill(waiting)
     gc.unfreeze()
-    return Cost(
-        policy=policy,
-        waiting=waiting,
-        schedule_us=1e6 * median(schedule for schedule, _ in times),
-        schedule_max_us=1e6 * max(schedule for schedule, _ in times),
-        update_us=1e6 * median(update for _, update in times),
-        push_us=1e6 * median(load.push_seconds),
-    )
+    return [
+        Cost(
+            policy=policy,
+            waiting=waiting,
+            schedule_us=1e6 * median(schedule for schedule, _ in own),
+            schedule_max_us=1e6 * max(schedule for schedule, _ in own),
+            update_us=1e6 * median(update for _, update in own),
+            push_us=1e6 * median(load.push_seconds),
+        )
+        for load, own, waiting in zip(loads, times, waitings, strict=True)
+    ]
+
+
+def share_of_step(steps: int) -> float:
+    """Share of a real step, with 16 that generate and 64 that wait, that deciding about it takes."""
+    core = load_core(SchedulerLimits(max_batch_size=16, max_tokens_in_batch=256))
+    trace = [TraceRequest(arrival=0.0, prompt_tokens=PROMPT, output_tokens=4 * steps)] * 80
+    for index, request in enumerate(trace):
+        core.submit(replace(request.request(index), ignore_eos=True))
+    while any(one.remaining > 1 for one in core.scheduler.running) or len(core.scheduler.running) < 16:
+        core.step()
+    before = core.stats().stage_seconds
+    for _ in range(steps):
+        core.step()
+    spent = {stage: seconds - before[stage] for stage, seconds in core.stats().stage_seconds.items()}
+    return spent["schedule"] / sum(spent.values())
 
 
 def bytes_per_waiting(policy: str, count: int) -> float:
@@ -137,27 +163,35 @@ def bytes_per_waiting(policy: str, count: int) -> float:
     return taken / count
 
 
+def _growth(costs: list[Cost], what: str) -> float:
+    """Median over the rounds of a figure of `slo` with 100,000 waiting over that with 1,000."""
+    few, many = (
+        [getattr(cost, what) for cost in costs if cost.policy == "slo" and cost.waiting == waiting]
+        for waiting in (1_000, 100_000)
+    )
+    return float(median(large / small for small, large in zip(few, many, strict=True)))
+
+
 def main() -> None:
     """Measure and write the result file."""
     parser = argparse.ArgumentParser(description="The cost of scheduling")
     parser.add_argument("--quick", action="store_true", help="few steps; writes nothing")
     quick = parser.parse_args().quick
-    steps = 100 if quick else 400
-    costs = [
-        measure(policy, waiting, steps) for policy in ("slo", "fcfs", "priority", "sjf") for waiting in (1_000, 100_000)
-    ]
+    steps, rounds = (50, 1) if quick else (400, 3)
+    costs = [cost for _ in range(rounds) for policy in POLICIES for cost in measure(policy, (1_000, 100_000), steps)]
     for cost in costs:
         print(cost)
-    few, many = costs[:2]
     ratios = {
-        "waiting_100k_over_1k": many.schedule_us / few.schedule_us,
-        "push_100k_over_1k": many.push_us / few.push_us,
+        "waiting_100k_over_1k": _growth(costs, "schedule_us"),
+        "share_of_step": share_of_step(20 if quick else 200),
+        "push_100k_over_1k": _growth(costs, "push_us"),
         "bytes_per_waiting": bytes_per_waiting("slo", 20_000),
     }
     print(ratios)
     if not quick:
         workload = {"running": RUNNING, "prompt_tokens": PROMPT, "tenants": TENANTS, "steps": steps}
         print(write_rows("scheduler_cost", workload, [asdict(cost) for cost in costs], ratios))
+        print(fill("scheduler_cost"))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m benchmarks.simulator [--quick]
 
-The engine runs a trace in real time and measures the costs of its own steps (`engine.steptime`); the simulator runs the
-same trace on a machine of those costs. Writes benchmarks/results/simulator.json:
+The engine runs a trace in real time, and the times of its steps give the costs of a machine; the simulator runs the
+same trace on that. Writes benchmarks/results/simulator.json:
 
 - `ttft_error`: relative error of the simulated mean time to the first token.
 - `throughput_error`: of the simulated output tokens per second.
@@ -19,16 +19,17 @@ from random import Random
 from statistics import mean, median
 
 from benchmarks.machine import OthersMeter
-from benchmarks.real_engine import MODEL, Timing, load_core, pool, run
+from benchmarks.pages import fill
+from benchmarks.real_engine import MODEL, TimedRunner, Timing, machine_of, pool, run, timed_core
 from benchmarks.results import write_rows
 from paceline_server.config import SchedulingConfig
 from paceline_server.engine.core import EngineCore
 from paceline_server.engine.scheduler import SchedulerLimits
 from paceline_server.simulator.driver import Outcome, Simulation
-from paceline_server.simulator.machine import Machine
 from paceline_server.simulator.trace import TraceRequest
 
 LIMITS = SchedulerLimits(max_batch_size=16, max_tokens_in_batch=256)
+RATE = 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,13 @@ def trace(rate: float, count: int, seed: int) -> list[TraceRequest]:
     return requests
 
 
-def measure(core: EngineCore, requests: Sequence[TraceRequest], seed: int) -> Result:
+def measure(core: EngineCore, runner: TimedRunner, requests: Sequence[TraceRequest], seed: int) -> Result:
     """Run a trace on both."""
-    others = OthersMeter([getpid()])
+    others, before = OthersMeter([getpid()]), _overhead(core)
+    runner.steps.clear()
     timings = run(core, requests)
     others_cores = others.read()
-    machine = Machine(*core.step_time.coefficients)
+    machine = machine_of(runner.steps, (_overhead(core) - before) / len(runner.steps))
     outcomes = Simulation(requests, machine, pool(core), LIMITS, SchedulingConfig(admission="none")).run()
     return Result(
         seed=seed,
@@ -79,6 +81,11 @@ def measure(core: EngineCore, requests: Sequence[TraceRequest], seed: int) -> Re
         by_pair=machine.by_pair,
         others_cores=others_cores,
     )
+
+
+def _overhead(core: EngineCore) -> float:
+    """Seconds so far of the steps' parts that the runner does not see."""
+    return sum(seconds for stage, seconds in core.stats().stage_seconds.items() if stage != "execute")
 
 
 def _throughput(timings: Sequence[Timing]) -> float:
@@ -95,17 +102,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The simulator beside the real engine")
     parser.add_argument("--quick", action="store_true", help="one short trace; writes nothing")
     quick = parser.parse_args().quick
-    core = load_core(LIMITS)
-    run(core, trace(100.0, 12, seed=0))  # the costs of steps are known afterwards
-    results = [measure(core, trace(2.5, 20 if quick else 60, seed), seed) for seed in ([1] if quick else [1, 2, 3])]
+    core, runner = timed_core(LIMITS)
+    run(core, trace(100.0, 12, seed=0))  # the pacer knows the costs of steps afterwards, as it does in the simulator
+    count, seeds = (20, [1]) if quick else (60, [1, 2, 3])
+    results = [measure(core, runner, trace(RATE, count, seed), seed) for seed in seeds]
     for result in results:
         print(result, result.errors)
     ttft, throughput = (median(one.errors[which] for one in results) for which in (0, 1))
     print(f"ttft_error {ttft:.3f}, throughput_error {throughput:.3f}")
     if not quick:
-        workload = {"model": MODEL, "dtype": "float32", "limits": asdict(LIMITS), "requests_per_second": 2.5}
+        workload = {"model": MODEL, "dtype": "float32", "limits": asdict(LIMITS), "requests_per_second": RATE}
         ratios = {"ttft_error": ttft, "throughput_error": throughput}
         print(write_rows("simulator", workload, [asdict(one) for one in results], ratios))
+        print(fill("simulator"))
 
 
 if __name__ == "__main__":
