@@ -1,8 +1,8 @@
 """A sentence encoder: texts packed into one row, read by transformers' BERT, pooled and normalised.
 
 `encoder_startup` loads it; `engine.embedder` calls `encode` once a batch. Texts are packed, not padded: the matrix
-products see exactly the tokens there are, whatever the lengths in the batch, and attention goes text by text. Padding
-to the longest costs half of the time where lengths are mixed, and buckets of equal lengths win back only a part of it.
+products see exactly the tokens there are, whatever the lengths in the batch, and attention goes text by text (decision
+0011).
 """
 
 from __future__ import annotations
