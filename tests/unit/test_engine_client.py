@@ -89,6 +89,17 @@ async def test_streams_run_together_and_each_gets_its_own_tokens():
         assert all(phase.seconds is not None for phase in client.status.phases)
 
 
+@pytest.mark.parametrize("batching", [{"enable_continuous_batching": False}, {"batcher": "static", "packed": False}])
+async def test_batches_by_request_give_the_same_tokens_over_the_wire(batching):
+    async with running_client(batching={"max_queue_delay_us": 2000, **batching}) as (client, _):
+        await until(lambda: client.status.ready)
+        prompts = [(1,), (2, 3), tuple(range(1, 30))]
+        results = await asyncio.gather(*(collect(client, request(str(p), p, 6)) for p in prompts))
+        assert results == [expected_tokens(prompt, 6) for prompt in prompts]
+        with pytest.raises(InvalidRequest, match="max_tokens_in_batch"):
+            await collect(client, request("long", tuple(range(600))))
+
+
 async def test_before_the_engine_is_ready_a_request_is_refused_with_a_time_to_retry():
     async with running_client(load="time.sleep(30)") as (client, _):
         await until(lambda: client.status.phase == "load_weights")
