@@ -27,9 +27,12 @@ _HEADER = """# Engine configuration file
 The file that `paceline-server serve --config FILE` reads: YAML, unknown keys refused, every mistake reported at once
 with its path. An LLMService's `spec.engine` carries the same keys in camelCase (`maxModelLen` for
 `engine.max_model_len`), `spec.scheduling` and `spec.tenants` those of these groups; the operator renders them into this
-file. Keys of tenants come from Secrets there, as files in `PACELINE_KEYS_FOLDER`: a changed Secret reaches the running
-servers within about a minute (the kubelet's time and ten seconds of ours) and rolls no pods. Every other change of this
-file does.
+file. Keys of tenants come from Secrets there, as files in `PACELINE_KEYS_FOLDER`.
+
+A running server reads the group `tenants` and the files of keys again every ten seconds; what tenants have used of a
+limit that stays is not forgotten, and what cannot be used leaves the old ones in force. Everything else is read at its
+start. So in a cluster a changed tenant or Secret reaches the servers within about a minute (the kubelet's time and
+ours) without rolling pods; another Secret to mount, and every other change of this file, rolls them.
 
 Generated from `server/paceline_server/config/`; change the descriptions there and run `make generate`.
 """

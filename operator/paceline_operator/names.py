@@ -33,7 +33,7 @@ LABEL_REVISION: Final = "paceline.dev/revision"
 ANNOTATION_SERVICE: Final = "paceline.dev/llmservice"
 # The model's URI, on pods: free text has no place in a label.
 ANNOTATION_MODEL: Final = "paceline.dev/model"
-# Hash of the engine configuration, on the pod template: a changed ConfigMap rolls the pods.
+# Hash of the engine configuration without its tenants, on the pod template: any other change rolls the pods.
 ANNOTATION_CONFIG_HASH: Final = "paceline.dev/config-hash"
 # Hash of the manifest we last applied, on every child: equal means that our intention has not changed since.
 ANNOTATION_APPLIED: Final = "paceline.dev/applied"

@@ -20,6 +20,7 @@ from paceline_server.config import ServerConfig, load
 from paceline_server.engine.client import EngineClient
 from paceline_server.errors import StartupError
 from paceline_server.gateway.serve import serve_gateway
+from paceline_server.gateway.tenants import Source
 from paceline_server.keys import hash_key
 from paceline_server.logs import configure_logging
 from paceline_server.model import store
@@ -81,20 +82,24 @@ def _hash_key(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     flags = {("gateway", key): getattr(arguments, key) for key in ("host", "port")}
-    config = load(arguments.config, {key: value for key, value in flags.items() if value is not None})
+    given = {key: value for key, value in flags.items() if value is not None}
+    config = load(arguments.config, given)
     store.check(config.engine.model_path, store.store_root(os.environ))
-    if asyncio.run(_run(config)):
+    if asyncio.run(_run(config, lambda: load(arguments.config, given).tenants)):
         _leave_word(_DRAINED)
     return 0
 
 
-async def _run(config: ServerConfig) -> bool:
+async def _run(config: ServerConfig, tenants: Source) -> bool:
     """Gateway and engine side by side: the first to end decides, and the other is ended with it.
 
     Returns whether POST /drain has ended them.
     """
     engine = EngineClient(config)
-    sides = {asyncio.create_task(engine.supervise()), asyncio.create_task(serve_gateway(config, engine))}
+    sides = {
+        asyncio.create_task(engine.supervise()),
+        asyncio.create_task(serve_gateway(config, engine, tenants=tenants)),
+    }
     ended, running = await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
     for task in running:
         task.cancel()

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 
 from paceline_server import cli
 from paceline_server.config import ServerConfig, parse
 from paceline_server.config.tenants import TenantConfig
 from paceline_server.errors import InvalidConfiguration, Unauthorized
+from paceline_server.gateway.app import create_app
+from paceline_server.gateway.state import GATEWAY
 from paceline_server.gateway.tenants import EVERYBODY, TenantBook, follow
 from paceline_server.keys import hash_key, hashes_of
 from paceline_server.testing import FakeEngine, Served, served, write_model
@@ -235,6 +238,32 @@ async def test_a_changed_file_of_keys_is_taken_over_without_a_restart(tmp_path: 
     finally:
         task.cancel()
     assert tenants.identify([f"Bearer {KEY}"]).name == "a"
+
+
+async def test_changed_tenants_are_taken_over_while_serving_and_what_they_have_used_stays_used(folder: Path) -> None:
+    """As a kubelet changes the ConfigMap. A file that makes no sense changes nothing."""
+    now: list[list[dict[str, Any]]] = [[{**TEAM_A, "requests_per_minute": 2}]]
+    app = create_app(config(*now[0]), FakeEngine(folder, [A]), lambda: config(*now[0]).tenants)
+    book = app[GATEWAY].tenants
+    async with TestClient(TestServer(app)) as client:
+        await app[GATEWAY].texts.loaded.wait()
+
+        async def call(key: str | None) -> int:
+            response = await client.post("/v1/completions", json=COMPLETION, headers=bearer(key) if key else None)
+            return response.status
+
+        assert [await call(KEY) for _ in range(3)] == [200, 200, 429]
+        now[0] = [{**TEAM_A, "requests_per_minute": 3}, TEAM_B]
+        assert book.reread()
+        assert [await call(KEY), await call(KEY), await call(OTHER)] == [200, 429, 200]
+        now[0] = [TEAM_A, TEAM_A]
+        with pytest.raises(InvalidConfiguration):
+            book.reread()
+        assert await call(OTHER) == 200
+        now[0] = [{**TEAM_A, "tiers": ["standard"]}, FREE]
+        assert book.reread()
+        assert [await call(KEY), await call(OTHER), await call(None)] == [200, 401, 200]
+        assert not book.reread()
 
 
 def _knows(tenants: TenantBook, key: str) -> bool:

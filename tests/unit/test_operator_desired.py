@@ -221,6 +221,23 @@ def test_keys_are_mounted_for_reading_only_and_for_nobody_else() -> None:
     assert not [variable for variable in pod["containers"][0]["env"] if "secretKeyRef" in str(variable)]
 
 
+@pytest.mark.parametrize(
+    ("changed", "rolls"),
+    [
+        ({"weight": 3, "dailyTokens": 5, "prices": {"inputPerMillion": 1, "outputPerMillion": 1}}, False),
+        ({"tier": "batch"}, False),
+        ({"keysFrom": {"secretKeyRef": {"name": "api-keys", "key": "other"}}}, True),
+    ],
+    ids=["limits", "tier", "another-secret-key"],
+)
+def test_a_changed_tenant_rolls_pods_only_where_something_else_has_to_be_mounted(
+    changed: dict[str, Any], rolls: bool
+) -> None:
+    before, after = rendered(tenants=[tenant("chat")]), rendered(tenants=[{**tenant("chat"), **changed}])
+    assert before.config_map["data"] != after.config_map["data"] or rolls
+    assert (before.revision != after.revision) is rolls
+
+
 def test_scheduling_is_written_as_far_as_it_is_set() -> None:
     spec = {"tiers": {"batch": {"timeoutSeconds": 60}}}
     config = yaml.safe_load(rendered(scheduling=spec).config_map["data"][names.CONFIG_FILE])

@@ -37,7 +37,7 @@ class Desired:
 def render(service: LLMService, image: str) -> Desired:
     """Render all children of `service`, its pods running `image`."""
     config_map = render_config_map(service)
-    template = render_pod_template(service, image, config_map)
+    template = render_pod_template(service, image)
     return Desired(
         revision=revision_of(template),
         image=image,

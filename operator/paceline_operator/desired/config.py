@@ -88,8 +88,16 @@ def engine_config(service: LLMService) -> dict[str, Any]:
 
 def render_config_map(service: LLMService) -> Manifest:
     """The ConfigMap with the engine configuration file."""
-    text = yaml.safe_dump(engine_config(service), sort_keys=True, allow_unicode=True)
-    return child(service, "v1", "ConfigMap", {"data": {names.CONFIG_FILE: text}})
+    return child(service, "v1", "ConfigMap", {"data": _data(engine_config(service))})
+
+
+def config_of_pods(service: LLMService) -> dict[str, str]:
+    """What of the ConfigMap's data a server reads only when it starts. It follows its tenants while it runs."""
+    return _data({group: settings for group, settings in engine_config(service).items() if group != "tenants"})
+
+
+def _data(config: dict[str, Any]) -> dict[str, str]:
+    return {names.CONFIG_FILE: yaml.safe_dump(config, sort_keys=True, allow_unicode=True)}
 
 
 def _tenant(tenant: TenantSpec) -> dict[str, Any]:

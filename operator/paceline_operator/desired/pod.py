@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from paceline_operator import names
 from paceline_operator.cluster import Manifest
+from paceline_operator.desired.config import config_of_pods
 from paceline_operator.desired.metadata import digest
 from paceline_operator.desired.overlay import merge_pod
 from paceline_operator.model_uri import Claim, Folder
@@ -27,7 +28,7 @@ _GROUP_READS: Final = 0o440
 _SHARED_MEMORY: Final = "1Gi"
 
 
-def render_pod_template(service: LLMService, image: str, config_map: Manifest) -> Manifest:
+def render_pod_template(service: LLMService, image: str) -> Manifest:
     """The pod template (metadata, spec) with the user's overlay merged in, without the revision label."""
     template: Manifest = {
         "metadata": {
@@ -35,7 +36,7 @@ def render_pod_template(service: LLMService, image: str, config_map: Manifest) -
             "annotations": {
                 names.ANNOTATION_SERVICE: service.name,
                 names.ANNOTATION_MODEL: service.spec.model,
-                names.ANNOTATION_CONFIG_HASH: digest(config_map["data"]),
+                names.ANNOTATION_CONFIG_HASH: digest(config_of_pods(service)),
             },
         },
         "spec": {

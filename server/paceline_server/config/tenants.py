@@ -37,7 +37,7 @@ class TenantConfig(Group):
     """One tenant. Without any, everybody is served and needs no key; with some, a request without a known key is a 401.
 
     Limits are counted by each replica for itself, and in memory: with N replicas a tenant may use up to N times as
-    much, and a replica that is restarted counts from zero.
+    much, and a replica that is restarted counts from zero. A running server takes over changes of this group.
     """
 
     name: TenantName = Field(

@@ -26,6 +26,13 @@ class Account:
         self._metrics = metrics
         metrics.begin(tenant)
 
+    def adopt(self, tenant: TenantConfig) -> None:
+        """Go on under a changed configuration; what has been used stays used."""
+        if tenant != self._tenant:
+            self._tenant = tenant
+            self._allowance.adopt(tenant)
+            self._metrics.begin(tenant)
+
     def count_request(self, exchange: Exchange) -> None:
         """Let one more request in.
 
@@ -92,8 +99,13 @@ class Accounts:
     """The accounts of all tenants, or the one of everybody."""
 
     def __init__(self, tenants: Sequence[TenantConfig], metrics: TenantMetrics) -> None:
+        self._metrics = metrics
         self._accounts = {tenant.name: Account(tenant, metrics) for tenant in tenants or (EVERYBODY.config,)}
 
     def of(self, tenant: Tenant) -> Account:
-        """A tenant's account."""
-        return self._accounts[tenant.name]
+        """A tenant's account, as its configuration is now."""
+        account = self._accounts.get(tenant.name)
+        if account is None:
+            account = self._accounts[tenant.name] = Account(tenant.config, self._metrics)
+        account.adopt(tenant.config)
+        return account

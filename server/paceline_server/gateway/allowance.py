@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, time
+from typing import TypeVar
 
 from paceline_server.config.tenants import TenantConfig
 from paceline_server.errors import QuotaExceeded, RequestRateExceeded, RequestTooLarge, TokenRateExceeded
@@ -19,6 +20,8 @@ from paceline_server.gateway.windows import DailyQuota, SlidingWindow, seconds_t
 
 FIRST_GUESS_TOKENS = 256
 """Reserved for the output of a tenant's first request, where it names no limit."""
+
+Counter = TypeVar("Counter", SlidingWindow, DailyQuota)
 
 _SMOOTHING = 0.1  # weight of the newest answer in the mean
 
@@ -52,13 +55,20 @@ class Allowance:
         clock: Callable[[], float] = monotonic,
         calendar: Callable[[], float] = time,
     ) -> None:
-        self._name = tenant.name
-        self._requests = None if tenant.requests_per_minute is None else SlidingWindow(tenant.requests_per_minute)
-        self._tokens = None if tenant.tokens_per_minute is None else SlidingWindow(tenant.tokens_per_minute)
-        self._day = None if tenant.daily_tokens is None else DailyQuota(tenant.daily_tokens)
+        self._requests: SlidingWindow | None = None
+        self._tokens: SlidingWindow | None = None
+        self._day: DailyQuota | None = None
+        self.adopt(tenant)
         self._clock = clock
         self._calendar = calendar
         self._mean_output = float(FIRST_GUESS_TOKENS)
+
+    def adopt(self, tenant: TenantConfig) -> None:
+        """Take other limits; what has been used under a limit that stays counts on."""
+        self._name = tenant.name
+        self._requests = _with_limit(self._requests, tenant.requests_per_minute, SlidingWindow)
+        self._tokens = _with_limit(self._tokens, tenant.tokens_per_minute, SlidingWindow)
+        self._day = _with_limit(self._day, tenant.daily_tokens, DailyQuota)
 
     def count_request(self) -> None:
         """Let one more request in; what becomes of it does not matter, so that mistakes are not free.
@@ -151,6 +161,15 @@ class Allowance:
                 f"this request may use {tokens}; the day ends at midnight UTC",
                 retry_after=seconds_to_midnight(unix),
             )
+
+
+def _with_limit(counter: Counter | None, limit: int | None, make: Callable[[int], Counter]) -> Counter | None:
+    if limit is None:
+        return None
+    if counter is None:
+        return make(limit)
+    counter.limit = limit
+    return counter
 
 
 def _duration(seconds: float) -> str:

@@ -23,16 +23,20 @@ from paceline_server.gateway.embeddings import create_embeddings
 from paceline_server.gateway.middleware import exchange
 from paceline_server.gateway.service import answer
 from paceline_server.gateway.state import GATEWAY, Gateway
-from paceline_server.gateway.tenants import follow
+from paceline_server.gateway.tenants import Source, follow
 
 TEXT_TASK = web.AppKey("text_task", asyncio.Task[None])
 """Follows the engine's model; ends with an error when its tokenizer cannot be used."""
 
 
-def create_app(config: ServerConfig, engine: Engine) -> web.Application:
-    """The application of one server; must be run with `handler_cancellation=True`."""
+def create_app(config: ServerConfig, engine: Engine, tenants: Source | None = None) -> web.Application:
+    """The application of one server; must be run with `handler_cancellation=True`.
+
+    Args:
+        tenants: reads them anew, where the configuration may change.
+    """
     app = web.Application(middlewares=[exchange], client_max_size=0)  # `limits` bounds bodies
-    app[GATEWAY] = Gateway(config, engine)
+    app[GATEWAY] = Gateway(config, engine, tenants)
     app.cleanup_ctx.append(_follow_model)
     app.cleanup_ctx.append(_follow_keys)
     app.add_routes(
@@ -60,7 +64,7 @@ def _handler(endpoint: Endpoint[Any]) -> Callable[[web.Request], Awaitable[web.S
 
 
 async def _follow_keys(app: web.Application) -> AsyncIterator[None]:
-    """Take over keys that are changed in their files, as a kubelet does with a Secret's."""
+    """Take over tenants and keys that are changed in their files, as a kubelet does with a ConfigMap and a Secret."""
     book = app[GATEWAY].tenants
     task = asyncio.create_task(follow(book), name="follow the tenants' keys") if book.watched else None
     yield

@@ -18,6 +18,7 @@ from paceline_server.gateway.app import TEXT_TASK, create_app
 from paceline_server.gateway.connection import GatewayRunner
 from paceline_server.gateway.drain import Drain
 from paceline_server.gateway.state import GATEWAY
+from paceline_server.gateway.tenants import Source
 
 log = logging.getLogger("paceline.gateway")
 
@@ -28,13 +29,18 @@ _CLOSE_SECONDS = 5.0  # for the last bytes of answers, when all work is done
 
 
 async def serve_gateway(
-    config: ServerConfig, engine: Engine, *, on_listening: Callable[[int], None] | None = None
+    config: ServerConfig,
+    engine: Engine,
+    *,
+    tenants: Source | None = None,
+    on_listening: Callable[[int], None] | None = None,
 ) -> bool:
     """Serve until drained: after SIGTERM, SIGINT or POST /drain, when the running requests have ended.
 
     Returns whether POST /drain began it.
 
     Args:
+        tenants: reads them anew, where the configuration may change.
         on_listening: called with the port once connections are taken.
 
     Raises:
@@ -42,7 +48,7 @@ async def serve_gateway(
         ModelUnsupported: the loaded model's tokenizer cannot be used.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside every counter and histogram, which nobody reads
-    app = create_app(config, engine)
+    app = create_app(config, engine, tenants)
     runner = GatewayRunner(
         app,
         access_log=None,  # the middleware writes its own

@@ -21,7 +21,7 @@ from paceline_server.gateway.limits import BodyReader
 from paceline_server.gateway.metrics import GatewayMetrics
 from paceline_server.gateway.model_text import ModelText, TextKeeper
 from paceline_server.gateway.stall import stalled
-from paceline_server.gateway.tenants import Tenant, TenantBook
+from paceline_server.gateway.tenants import Source, Tenant, TenantBook
 
 _RETRY_AFTER_SECONDS = 5.0
 
@@ -34,14 +34,14 @@ _WRONG_TASK = {
 class Gateway:
     """One server's gateway: its configuration, the engine, and what stands between."""
 
-    def __init__(self, config: ServerConfig, engine: Engine) -> None:
+    def __init__(self, config: ServerConfig, engine: Engine, tenants: Source | None = None) -> None:
         gateway = config.gateway
         self.config = config
         self.engine = engine
         self.names = served_names(config)
         self.created = int(time())
         self.metrics = GatewayMetrics(engine, self.names[0])
-        self.tenants = TenantBook(config.tenants)
+        self.tenants = TenantBook(config.tenants, source=tenants)
         self.accounts = Accounts(config.tenants, self.metrics.tenants)
         self.drain = Drain(gateway.drain_seconds)
         self.bodies = BodyReader(gateway.max_body_bytes)

@@ -13,7 +13,7 @@ import hmac
 import logging
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,9 @@ KEYS_FOLDER = "PACELINE_KEYS_FOLDER"
 MAX_KEY_FILE_BYTES = 1 << 20  # a Secret holds no more
 
 _PLACEHOLDERS = ("none", "empty")  # what people write for clients that insist on a key; no key is that short
+Source = Callable[[], Sequence[TenantConfig]]
+"""Reads the tenants of the configuration; raises InvalidConfiguration where they make no sense."""
+
 _HOW = "send a key as `Authorization: Bearer KEY`"
 
 
@@ -71,24 +74,31 @@ class TenantBook:
     Args:
         configs: none: everybody is served.
         environment: where `key_variables` are looked up, and `KEYS_FOLDER`.
+        source: reads the tenants anew; None where they do not change.
 
     Raises:
         InvalidConfiguration: a file or a variable of keys cannot be used.
     """
 
-    def __init__(self, configs: Sequence[TenantConfig], environment: Mapping[str, str] = os.environ) -> None:
-        self._configs = configs
+    def __init__(
+        self,
+        configs: Sequence[TenantConfig],
+        environment: Mapping[str, str] = os.environ,
+        source: Source | None = None,
+    ) -> None:
+        self._configs: Sequence[TenantConfig] = ()
         self._environment = environment
+        self._source = source
         self._secret = secrets.token_bytes(32)
         self._keys: dict[str, frozenset[str]] = {}
         self._by_key: dict[bytes, Tenant] = {}
-        self._anonymous = None if configs else EVERYBODY
-        self.reread()
+        self._anonymous: Tenant | None = EVERYBODY
+        self._take(configs)
 
     @property
     def watched(self) -> bool:
         """Whether there are files that may change."""
-        return any(config.key_files for config in self._configs)
+        return self._source is not None or any(config.key_files for config in self._configs)
 
     def identify(self, authorization: Sequence[str]) -> Tenant:
         """The tenant of a request.
@@ -112,18 +122,22 @@ class TenantBook:
         return tenant
 
     def reread(self) -> bool:
-        """Read all keys again; returns whether any have changed. Nothing changes where one cannot be read.
+        """Read tenants and keys again; returns whether any have changed. Nothing changes where one cannot be read.
 
         Raises:
-            InvalidConfiguration: a file or a variable of keys cannot be used, or a key is of two tenants.
+            InvalidConfiguration: the configuration, a file or a variable of keys cannot be used, or a key is of two.
         """
-        keys = {config.name: _keys_of(config, self._environment) for config in self._configs}
-        if keys == self._keys:
+        return self._take(self._configs if self._source is None else self._source())
+
+    def _take(self, configs: Sequence[TenantConfig]) -> bool:
+        keys = {config.name: _keys_of(config, self._environment) for config in configs}
+        if (keys, configs) == (self._keys, self._configs):
             return False
-        tenants = [Tenant(config, _salt_key(config.name, keys[config.name])) for config in self._configs]
+        tenants = [Tenant(config, _salt_key(config.name, keys[config.name])) for config in configs]
         self._by_key = self._index(tenants, keys)
-        self._keys = keys
-        self._anonymous = next((tenant for tenant in tenants if tenant.config.anonymous), self._anonymous)
+        self._keys, self._configs = keys, configs
+        anonymous = next((tenant for tenant in tenants if tenant.config.anonymous), None)
+        self._anonymous = anonymous if configs else EVERYBODY
         return True
 
     def _index(self, tenants: Sequence[Tenant], keys: Mapping[str, frozenset[str]]) -> dict[bytes, Tenant]:
@@ -147,17 +161,17 @@ class TenantBook:
 
 
 async def follow(book: TenantBook, period: float = REREAD_SECONDS) -> None:
-    """Read the keys again every `period` seconds until cancelled; keys that cannot be used leave the old ones."""
+    """Read tenants and keys again every `period` seconds until cancelled; what cannot be used leaves the old ones."""
     complaint = ""
     while True:
         await asyncio.sleep(period)
         try:
             if await asyncio.to_thread(book.reread):
-                log.info("the tenants' keys have changed")
+                log.info("tenants or their keys have changed")
             complaint = ""
         except InvalidConfiguration as error:
             if str(error) != complaint:
-                log.error("the tenants' keys stay as they were: %s", error)
+                log.error("tenants and their keys stay as they were: %s", error)
             complaint = str(error)
 
 
