@@ -87,6 +87,7 @@ def test_a_detached_service_that_cannot_start_fails_with_the_reason_and_leaves_n
     up = run_up(folder, fake_service(model="hf://fake/missing"), "--detach")
     assert up.returncode == 1
     assert "ModelNotFound" in up.stderr
+    assert (up.stdout + up.stderr).count("ModelNotFound") == 1, "it is said once"
     assert servers_of(folder) == []
 
 
