@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,15 @@ async def test_nobody_else_does_and_cannot_tell_whether_there_is_one(
         body = await response.json()
     assert response.status == 404
     assert body["error"]["message"] == "this server hands out no prefixes, or not to you"
+
+
+async def test_a_secret_that_is_no_text_is_only_a_wrong_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, "between replicas")
+    async with served(FakeEngine(folder)) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.client.port)
+        writer.write(
+            b"GET /prefixes HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\nConnection: close\r\n\r\n"
+        )
+        answer = await reader.read()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 404")

@@ -25,7 +25,7 @@ async def hot_prefixes(request: web.Request) -> web.Response:
     """
     secret = os.environ.get(SECRET_VARIABLE, "")
     sent = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    if not secret or not hmac.compare_digest(sent.encode(), secret.encode()):
+    if not secret or not hmac.compare_digest(sent.encode(errors="surrogateescape"), secret.encode()):
         raise NotServed("this server hands out no prefixes, or not to you", code="not_found")
     gateway = request.app[GATEWAY]
     found = await gateway.engine.prefixes(gateway.config.kv_cache.handover.max_prefixes)
