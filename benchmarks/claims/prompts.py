@@ -37,11 +37,11 @@ def prefix_cache(loaded: Loaded, *, quick: bool) -> Measured:
 
 
 def chunked_prefill(loaded: Loaded, *, quick: bool) -> Measured:
-    """Nine clients; one of nine requests has a prompt of 3000 tokens, the others, which are watched, have 64.
+    """Nine clients; one of five requests has a prompt of 3000 tokens, the others, which are watched, have 64.
 
     Whole: the budget of a step holds any prompt. Chunked: a step computes 128 tokens, those that generate first.
     """
-    jobs = _with_long_prompts(loaded.info.vocab_size, rounds=1 if quick else 8)
+    jobs = _with_long_prompts(loaded.info.vocab_size, rounds=2 if quick else 12)
     runs: dict[str, ClosedLoop] = {}
     for name, budget in (("whole", 2 * _LONG), ("chunked", 128)):
         core = _core(loaded, SchedulerLimits(_CLIENTS, budget), caching=False)
@@ -56,13 +56,20 @@ def chunked_prefill(loaded: Loaded, *, quick: bool) -> Measured:
 
 
 def _with_long_prompts(words: int, rounds: int) -> list[Job]:
-    """In each round one long prompt with a short answer, and eight short ones with answers of 64."""
+    """Short prompts only at first; then in each round a long one and four short ones.
+
+    Answers of the short ones differ in length, so that somebody generates whenever a long prompt comes. Long prompts
+    are so frequent that the pauses they make are more than one in a hundred.
+    """
     random = Random(1)
 
     def job(prompt: int, output: int) -> Job:
         return Job(tuple(random.randrange(words) for _ in range(prompt)), output)
 
-    return [one for _ in range(rounds) for one in (*(job(64, 64) for _ in range(_CLIENTS - 1)), job(_LONG, 16))]
+    def short(count: int) -> list[Job]:
+        return [job(64, random.randint(32, 96)) for _ in range(count)]
+
+    return short(_CLIENTS) + [one for _ in range(rounds) for one in (job(_LONG, 16), *short(4))]
 
 
 def _core(loaded: Loaded, limits: SchedulerLimits, *, caching: bool) -> EngineCore:
