@@ -115,9 +115,10 @@ def _request(number: int, prompt: tuple[int, ...]) -> GenerationRequest:
     return GenerationRequest(str(number), prompt, OUTPUT, SamplingParams(temperature=0.0), ignore_eos=True)
 
 
-def load_model() -> Loaded:
+def load_model(cpu_memory_gb: float = 1.0) -> Loaded:
     """The demo's model in float32 on the CPU."""
-    config = parse({"engine": {"model_path": MODEL, "dtype": "float32", "device": "cpu"}})
+    engine = {"model_path": MODEL, "dtype": "float32", "device": "cpu"}
+    config = parse({"engine": engine, "kv_cache": {"cpu_memory_gb": cpu_memory_gb}})
     loaded = load(config, lambda _: None)
     assert isinstance(loaded, Loaded)
     return loaded

@@ -252,6 +252,7 @@ async def test_what_is_known_up_front_fails_alike_streamed_and_whole(
             ({"model": "other"}, 404, "model", "model_not_found"),
             ({"colour": "red"}, 400, "colour", "unknown_parameter"),
             ({"n": 17}, 400, "n", "invalid_value"),
+            ({"deterministic": True}, 400, "deterministic", "unsupported_parameter"),
             ({"stop_token_ids": [400]}, 400, "stop_token_ids", "invalid_value"),
         ):
             got, answer = await post(server, path, body, stream=streamed, **fields)

@@ -42,6 +42,7 @@ class SequenceSlice:
         block_table: physical block of each logical block, long enough for positions [0, start + n).
         sampling: draw the token at position start + n from the last row; None where no logits are wanted.
         banned_token_ids: never drawn this step (stop tokens before min_tokens is reached).
+        deterministic: bit-equal whatever else the step computes, and however the sequence is cut into steps.
     """
 
     token_ids: Sequence[int]
@@ -49,6 +50,7 @@ class SequenceSlice:
     block_table: Sequence[int]
     sampling: SamplingParams | None
     banned_token_ids: Sequence[int] = ()
+    deterministic: bool = False
 
 
 class CopyKind(Enum):

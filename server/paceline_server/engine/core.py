@@ -204,7 +204,9 @@ class EngineCore:
 
     def _sequences(self, request: GenerationRequest, arrival: float, root: bytes = b"") -> list[Sequence]:
         """The samples that a request asks for."""
-        root = root or root_hash(self.info.kv_identity, request.cache_salt)
+        # What others have computed may differ in its last bits: those that must not share among themselves.
+        keys = (request.cache_salt, "deterministic") if request.deterministic else (request.cache_salt,)
+        root = root or root_hash(self.info.kv_identity, *keys)
         room = min(self.info.max_model_len, self.info.kv_capacity_tokens)
         return [
             Sequence(
@@ -240,6 +242,8 @@ class EngineCore:
             return "a request needs at least one prompt token and one output token"
         if request.n < 1:
             return f"a request asks for at least one answer, not {request.n}"
+        if request.deterministic and not self.info.deterministic:
+            return f"deterministic needs the back end cpu (engine.attention_backend), not {self.info.attention_backend}"
         if request.weight <= 0:
             return f"a tenant's weight is above 0, not {request.weight}"
         if prompt + 1 > room:

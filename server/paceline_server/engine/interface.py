@@ -55,6 +55,7 @@ class GenerationRequest:
         priority: smaller goes first (policy `priority`).
         tenant: on whose account the request runs; tenants share the engine by weight (policy `slo`).
         weight: the tenant's share relative to others, > 0.
+        deterministic: bit-equal in any company; only where `ModelInfo.deterministic` says that it can be.
         n: answers, >= 1; each is drawn with a seed of its own, `sampling.seed` plus its index.
         timeout: seconds from the engine's receipt after which nobody wants the answer any more; None is no limit. A
             request that runs out of it while it waits never takes a slot, a running one is stopped.
@@ -74,6 +75,7 @@ class GenerationRequest:
     weight: float = 1.0
     timeout: float | None = None
     n: int = 1
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ class ModelInfo:
         offload_slots: blocks that host memory holds of those that the device evicts, after the swap slots.
         offload_files: blocks that the disk holds of those.
         kv_identity: equal where blocks of two engines are: same weights, number format and layout.
+        deterministic: whether single requests can be computed bit-equal in any company.
         task: what the model is for; one that embeds has no KV pool.
         dimensions: of an embedding; None for a model that generates.
     """
@@ -192,6 +195,7 @@ class ModelInfo:
     offload_slots: int = 0
     offload_files: int = 0
     kv_identity: str = ""
+    deterministic: bool = False
     task: Task = Task.GENERATE
     dimensions: int | None = None
 

@@ -104,6 +104,7 @@ class Sequence:
             block_table=self.block_table,
             sampling=self.request.sampling if last else None,
             banned_token_ids=sorted(self._stop_token_ids) if too_early_to_stop else (),
+            deterministic=self.request.deterministic,
         )
 
     def append(self, token_id: int) -> FinishReason | None:

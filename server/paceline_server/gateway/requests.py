@@ -75,6 +75,7 @@ class GenerationFields(_Strict):
     timeout: Annotated[float | None, Field(gt=0, le=MAX_TIMEOUT_SECONDS)] = None
     user: Label = None
     n: Annotated[int | None, Field(ge=1, le=MAX_N)] = None
+    deterministic: bool | None = None
 
     frequency_penalty: Annotated[Any, only(0)] = None
     presence_penalty: Annotated[Any, only(0)] = None

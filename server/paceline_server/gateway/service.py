@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from paceline_server.engine.interface import GenerationRequest, Task
+from paceline_server.engine.interface import GenerationRequest, ModelInfo, Task
 from paceline_server.errors import ContextLengthExceeded, InvalidRequest
 from paceline_server.gateway.answers import Endpoint, Head
 from paceline_server.gateway.assembly import TextAssembly
@@ -76,6 +76,7 @@ async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelTex
         fields = await _read(body, endpoint, gateway)
         gateway.require_model(fields.model)
         _refuse_many_answers(fields.n or 1, gateway.config.gateway.max_n)
+        _refuse_indeterminate(fields, text.info)
         refuse_limit_beyond_context(fields.output_limit, fields.output_limit_field, text.info)
         refuse_limit_beyond_context(fields.min_tokens, "min_tokens", text.info)
         text.refuse_unknown(fields.stop_token_ids, "stop_token_ids")
@@ -101,6 +102,7 @@ async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelTex
             priority=urgent.priority,
             timeout=urgent.remaining(monotonic() - exchange.started),
             n=n,
+            deterministic=bool(fields.deterministic),
         ),
         assemblies=[
             TextAssembly(Detokenizer(pieces, continues=endpoint.continues_prompt), fields.stop, fields.min_tokens or 0)
@@ -129,6 +131,16 @@ def _refuse_many_answers(n: int, most: int) -> None:
             f"n: at most {most} answers to one request are given here (gateway.max_n), not {n}",
             param="n",
             code="invalid_value",
+        )
+
+
+def _refuse_indeterminate(fields: GenerationFields, info: ModelInfo) -> None:
+    if fields.deterministic and not info.deterministic:
+        raise InvalidRequest(
+            f"deterministic: the back end {info.attention_backend} cannot promise it; the back end cpu can "
+            "(engine.attention_backend)",
+            param="deterministic",
+            code="unsupported_parameter",
         )
 
 

@@ -40,7 +40,7 @@ class StepShape(Structure):
 
     _fields_ = [
         *[(name, c_int64) for name in ("tokens", "sequences", "table_width")],
-        *[(name, c_void_p) for name in ("slots", "query_starts", "kv_lengths", "block_table")],
+        *[(name, c_void_p) for name in ("slots", "query_starts", "kv_lengths", "deterministic", "block_table")],
     ]
 
 

@@ -29,6 +29,7 @@ class PackedBatch:
         slots: [T] where each token's keys and values go: block * block_size + offset.
         query_starts: [S + 1] first row of each slice; the last entry is T.
         kv_lengths: [S] tokens that the slice's last token attends to: all before it and itself.
+        deterministic: [S] 1 where a slice's results must not depend on the others, else 0.
         block_table: [S, B] physical blocks of each slice, B those of the longest; padded with 0.
         sampled: [R] slices whose next token is drawn.
         logits_rows: [R] their last rows.
@@ -39,6 +40,7 @@ class PackedBatch:
     slots: Ints
     query_starts: Ints
     kv_lengths: Ints
+    deterministic: Ints
     block_table: Ints
     sampled: Ints
     logits_rows: Ints
@@ -96,6 +98,7 @@ def pack(batch: StepBatch, block_size: int) -> PackedBatch:
         slots=block_table[owner, positions // block_size] * block_size + positions % block_size,
         query_starts=query_starts,
         kv_lengths=kv_lengths,
+        deterministic=_ints(piece.deterministic for piece in slices),
         block_table=block_table,
         sampled=sampled,
         logits_rows=query_starts[sampled + 1] - 1,

@@ -82,6 +82,7 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
         offload_slots=memory.offload_slots,
         offload_files=memory.offload_files,
         kv_identity=identity,
+        deterministic=backend_name == "cpu",
         kv_dtype=kv_dtype,
     )
     return Loaded(runner, info, memory.files(identity))

@@ -73,6 +73,7 @@ class CpuAttention:
             slots=address(batch.slots),
             query_starts=address(batch.query_starts),
             kv_lengths=address(batch.kv_lengths),
+            deterministic=address(batch.deterministic),
             block_table=address(batch.block_table),
         )
 

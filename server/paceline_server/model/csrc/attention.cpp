@@ -88,8 +88,9 @@ const Attention::Plan& Attention::plan_for(int32_t window) {
   const int most_parts = without_parts >= 4 * pool_.threads() ? 1 : 4 * pool_.threads();
   for (int32_t sequence = 0; sequence < step_.sequences; ++sequence) {
     const int tokens = static_cast<int>(step_.query_starts[sequence + 1] - step_.query_starts[sequence]);
+    const bool whole = tokens > tokens_at_once || step_.deterministic[sequence] != 0;
     for (int first = 0; first < tokens; first += tokens_at_once) {
-      cut(plan, sequence, first, std::min(tokens_at_once, tokens - first), tokens > tokens_at_once ? 1 : most_parts);
+      cut(plan, sequence, first, std::min(tokens_at_once, tokens - first), whole ? 1 : most_parts);
     }
   }
   // Long tasks first: the threads then end at about the same time.

@@ -18,6 +18,7 @@ struct StepShape {
   const int64_t* slots;         // [T]
   const int64_t* query_starts;  // [S + 1]
   const int64_t* kv_lengths;    // [S]
+  const int64_t* deterministic; // [S], 1: one order of sums, whatever else is in the step
   const int64_t* block_table;   // [S, table_width]
 };
 
