@@ -22,6 +22,9 @@ from cluster.seam import Cluster
 # Set before the first test module imports torch, which reads it once.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# The Triton kernels run in its interpreter, which has to be said before anything imports Triton.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 

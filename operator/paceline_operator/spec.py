@@ -46,7 +46,7 @@ class EngineSpec(Section):
     max_model_len: Count | None = None  # tokens
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
     quantization: Literal["int8"] | None = None
-    attention_backend: Literal["auto", "reference", "cpu"] | None = None
+    attention_backend: Literal["auto", "reference", "cpu", "triton"] | None = None
     threads: Count | None = None
     tensor_parallel_size: Literal[1] | None = None  # more is not supported yet, nor are other values of those below
     pipeline_parallel_size: Literal[1] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -15,8 +15,9 @@ from transformers import AttentionInterface
 from paceline_server.engine.batch import SequenceSlice, StepBatch
 from paceline_server.errors import ModelUnsupported
 from paceline_server.model.attention.hook import IMPLEMENTATION, LayerAttention
-from paceline_server.model.attention.interface import ScoreRule
+from paceline_server.model.attention.interface import PagedAttention, ScoreRule
 from paceline_server.model.attention.reference import ReferenceAttention
+from paceline_server.model.attention.triton import TritonAttention
 from paceline_server.model.cache import KVCache, KVGeometry
 from paceline_server.model.packing import pack
 
@@ -84,7 +85,9 @@ def random_tensors(case: Case, length: int) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
-def attend_in_steps(case: Case, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+def attend_in_steps(
+    case: Case, dtype: torch.dtype, make: Callable[[KVCache], PagedAttention] = ReferenceAttention
+) -> tuple[list[Tensor], list[Tensor]]:
     """Run all sequences through the back end, each cut into slices; returns what came out and what should have."""
     torch.manual_seed(case.seed)
     blocks_each = [-(-length // case.block_size) for length in case.lengths]
@@ -93,7 +96,7 @@ def attend_in_steps(case: Case, dtype: torch.dtype) -> tuple[list[Tensor], list[
     geometry = KVGeometry(LAYERS, case.kv_heads, case.head_dim, case.block_size, dtype)
     cache = KVCache(geometry, sum(blocks_each) + 2, torch.device("cpu"))
     cache.layers.fill_(3.0)  # left over from sequences that are gone: finite, and of no influence
-    attention = ReferenceAttention(cache)
+    attention = make(cache)
     tensors = [[random_tensors(case, length) for _ in range(LAYERS)] for length in case.lengths]
     expected = [torch.stack([written_out(*layer, case.rule) for layer in sequence]) for sequence in tensors]
     results = [torch.full_like(whole, torch.nan) for whole in expected]
@@ -145,6 +148,35 @@ def test_decodes_of_very_different_lengths_share_a_step(lengths: list[int], wind
     rule = ScoreRule(0.3, window)
     case = Case(heads=4, kv_heads=2, head_dim=8, block_size=4, lengths=lengths, cuts=cuts, seed=1, rule=rule)
     results, expected = attend_in_steps(case, torch.float32)
+    for result, whole in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, whole, rtol=1e-5, atol=1e-5)
+
+
+def interpreted_triton(cache: KVCache) -> TritonAttention:
+    return TritonAttention(cache, longest=700)
+
+
+@given(cases())
+@settings(max_examples=4, deadline=None)
+def test_the_triton_kernels_equal_whole_sequences_written_out(case: Case) -> None:
+    results, expected = attend_in_steps(case, torch.float32, interpreted_triton)
+    for result, whole in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 0.04), (torch.float16, 0.005)])
+def test_the_triton_kernels_stay_within_the_precision_of_16_bits(dtype: torch.dtype, bound: float) -> None:
+    case = Case(6, 2, 20, 4, lengths=[33, 1], cuts=[[17, 32, 33], [1]], seed=3, rule=ScoreRule(0.2, 20, 5.0))
+    results, expected = attend_in_steps(case, dtype, interpreted_triton)
+    for result, whole in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, whole, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize(("heads", "window"), [(1, None), (20, 30)])
+def test_decodes_that_triton_splits_are_merged_to_the_whole(heads: int, window: int | None) -> None:
+    lengths, rule = [70, 9], ScoreRule(0.25, window)
+    case = Case(heads, 1, 16, 16, lengths, cuts=[[68, 69, 70], [7, 8, 9]], seed=4, rule=rule)
+    results, expected = attend_in_steps(case, torch.float32, interpreted_triton)
     for result, whole in zip(results, expected, strict=True):
         torch.testing.assert_close(result, whole, rtol=1e-5, atol=1e-5)
 

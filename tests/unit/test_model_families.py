@@ -100,7 +100,8 @@ def test_every_family_in_the_list_has_a_variant_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "backend"), [(one, "reference") for one in VARIANTS] + [(one, "cpu") for one in FUSED]
+    ("variant", "backend"),
+    [(one, "reference") for one in VARIANTS] + [(one, "cpu") for one in FUSED] + [("gemma2", "triton")],
 )
 def test_chunks_of_several_sequences_give_transformers_own_logits(variant: str, backend: str, tmp_path: Path) -> None:
     family, settings = VARIANTS[variant]

@@ -126,7 +126,7 @@ def test_a_model_that_the_kernels_do_not_do_gets_the_reference_and_a_line_that_s
 def test_auto_takes_the_kernels_where_they_can_run_and_the_reference_elsewhere() -> None:
     assert choose() == "cpu"
     assert choose(torch.float16) == "reference"
-    assert choose(device=torch.device("cuda")) == "reference"
+    assert choose(device=torch.device("cuda")) == "triton"
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,28 @@ def test_kernels_that_cannot_run_what_is_asked_are_refused_by_key(
 ) -> None:
     with pytest.raises(InvalidConfiguration, match=message):
         choose(dtype, torch.device(device), **engine)
+
+
+@pytest.mark.parametrize("interpreter", [None, "0"])
+def test_the_gpu_kernels_are_refused_on_a_cpu_unless_they_are_interpreted(
+    interpreter: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert choose(attention_backend="triton") == "triton"
+    monkeypatch.delenv("TRITON_INTERPRET")
+    if interpreter is not None:
+        monkeypatch.setenv("TRITON_INTERPRET", interpreter)
+    with pytest.raises(InvalidConfiguration, match=r"attention_backend: triton needs engine.device cuda, not cpu"):
+        choose(attention_backend="triton")
+
+
+def test_a_gpu_without_triton_gets_the_reference_and_a_line_that_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with caplog.at_level(logging.WARNING, logger=backend.log.name):
+        assert choose(device=torch.device("cuda")) == "reference"
+    assert "needs the package triton" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -84,10 +84,10 @@ class EngineConfig(Group):
         None, description="int8 quantizes the weights at load, on a CPU; null computes with engine.dtype."
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one.")
-    attention_backend: Literal["auto", "reference", "cpu"] = Field(
+    attention_backend: Literal["auto", "reference", "cpu", "triton"] = Field(
         "auto",
         description="Implementation of attention and layers: reference is plain torch, cpu our C++ kernels (needs a "
-        "C++ compiler, once); auto takes cpu on a CPU where it can.",
+        "C++ compiler, once), triton our GPU kernels; auto takes cpu on a CPU and triton on a GPU where it can.",
     )
     threads: Positive | None = Field(None, description="Compute threads on a CPU; null takes all cores given.")
 

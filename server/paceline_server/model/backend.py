@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
+import os
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +19,7 @@ from paceline_server.errors import InvalidConfiguration, NativeUnavailable, OutO
 from paceline_server.model import native
 from paceline_server.model.attention.cpu import CpuAttention
 from paceline_server.model.attention.hook import attach
+from paceline_server.model.attention.interface import PagedAttention
 from paceline_server.model.attention.reference import ReferenceAttention
 from paceline_server.model.cache import KVCache, KVGeometry
 from paceline_server.model.fused_decoder import FusedDecoder, FusedModel
@@ -49,15 +54,22 @@ class Backend(Protocol):
         ...
 
 
-class ReferenceBackend:
-    """A model of transformers, on any device. See `Backend`.
+class TransformersBackend:
+    """A model of transformers, on any device, over the reference attention or the Triton kernels. See `Backend`.
 
     Args:
         model: loaded.
         device: where it is.
+        attention: over a KV cache.
     """
 
-    def __init__(self, model: CausalModel, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: CausalModel,
+        device: torch.device,
+        attention: Callable[[KVCache], PagedAttention] = ReferenceAttention,
+    ) -> None:
+        self._attention = attention
         self._model = model
         self._device = device
         self._windows = layer_windows(model.config.to_dict())
@@ -72,7 +84,7 @@ class ReferenceBackend:
             cache = KVCache(geometry, num_blocks, self._device, host_bytes)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(f"the KV cache of {num_blocks} blocks could not be allocated: {error}") from None
-        attention = ReferenceAttention(cache)
+        attention = self._attention(cache)
         attach(self._model.decoder, attention, self._windows)
         return TransformersModel(self._model, attention, cache, self._device)
 
@@ -118,10 +130,19 @@ class _NoAttention:
         raise AssertionError("no KV cache is in place")
 
 
+def triton_attention(longest: int) -> Callable[[KVCache], PagedAttention]:
+    """Makes attention by the Triton kernels, for sequences of at most `longest` tokens."""
+    # Imported where it is chosen: only builds of torch for CUDA bring Triton along.
+    module = importlib.import_module("paceline_server.model.attention.triton")
+    return lambda cache: module.TritonAttention(cache, longest)
+
+
 def choose_backend(
     engine: EngineConfig, config: Any, dtype: torch.dtype, device: torch.device, *, int8_cache: bool = False
 ) -> str:
-    """The back end for engine.attention_backend: `cpu` or `reference`; auto takes cpu where it can.
+    """The back end for engine.attention_backend: `cpu`, `triton` or `reference`.
+
+    auto takes cpu on a CPU and triton on a GPU where they can, and says why where they cannot.
 
     Args:
         engine: of the configuration.
@@ -134,26 +155,46 @@ def choose_backend(
         InvalidConfiguration: what is asked for does not go with the model, the number format or the device.
         NativeUnavailable: the CPU kernels are asked for, and they are not compiled and cannot be.
     """
-    asked = {"engine.quantization": engine.quantization is not None, "kv_cache.dtype": int8_cache}
-    int8 = next((key for key, given in asked.items() if given), None)
-    if engine.attention_backend == "reference":
-        if int8 is not None:
-            raise InvalidConfiguration(f"{int8}: int8 is not done by engine.attention_backend reference; leave it out")
-        return "reference"
-    obstacle, optional = _obstacle(config, dtype, device), int8 is None and engine.attention_backend == "auto"
-    if obstacle is None:
+    wanted = engine.attention_backend
+    for key, int8 in (("engine.quantization", engine.quantization is not None), ("kv_cache.dtype", int8_cache)):
+        if int8 and wanted in ("reference", "triton"):
+            raise InvalidConfiguration(f"{key}: int8 is not done by engine.attention_backend {wanted}; leave it out")
+        if int8:
+            _require_kernels(f"{key}: int8", config, dtype, device)
+            wanted = "cpu"
+    if wanted == "cpu":
+        _require_kernels("engine.attention_backend: cpu", config, dtype, device)
+    elif wanted == "triton" and (obstacle := _triton_obstacle(device)) is not None:
+        raise InvalidConfiguration(f"engine.attention_backend: triton {obstacle}")
+    return _best_backend(config, dtype, device) if wanted == "auto" else wanted
+
+
+def _require_kernels(asked: str, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+    if (obstacle := _obstacle(config, dtype, device)) is not None:
+        raise InvalidConfiguration(f"{asked} {obstacle}")
+    native.library()
+
+
+def _best_backend(config: Any, dtype: torch.dtype, device: torch.device) -> str:
+    best = "cpu" if device.type == "cpu" else "triton"
+    obstacle = _obstacle(config, dtype, device) if best == "cpu" else _triton_obstacle(device)
+    if obstacle is None and best == "cpu":
         try:
             native.library()
-            return "cpu"
         except NativeUnavailable as error:
-            if not optional:
-                raise
             obstacle = f"cannot be had: {error}"
-    elif not optional:
-        raise InvalidConfiguration(f"{f'{int8}: int8' if int8 else 'engine.attention_backend: cpu'} {obstacle}")
-    if device.type == "cpu":
-        log.warning("serving with the slower reference back end: attention_backend cpu %s", obstacle)
+    if obstacle is None:
+        return best
+    log.warning("serving with the slower reference back end: attention_backend %s %s", best, obstacle)
     return "reference"
+
+
+def _triton_obstacle(device: torch.device) -> str | None:
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"needs engine.device cuda, not {device.type}"
+    if importlib.util.find_spec("triton") is None:
+        return "needs the package triton, which builds of torch for CUDA bring along"
+    return None
 
 
 def _obstacle(config: Any, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -12,7 +12,7 @@ from paceline_server.engine.interface import ModelInfo
 from paceline_server.engine.loop import Loaded
 from paceline_server.engine.offload import BlockFiles
 from paceline_server.errors import OutOfMemory
-from paceline_server.model.backend import Backend, CpuBackend, ReferenceBackend, choose_backend
+from paceline_server.model.backend import Backend, CpuBackend, TransformersBackend, choose_backend, triton_attention
 from paceline_server.model.block_files import BlockFolder
 from paceline_server.model.cache import (
     GIB,
@@ -54,7 +54,7 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
         int8_cache = config.kv_cache.dtype == "int8"
         backend_name = choose_backend(config.engine, model_config, dtype, device, int8_cache=int8_cache)
         model = load_model(folder, model_config, dtype, device, available_memory() - _STEP_BYTES)
-        backend = _backend(backend_name, model, device, config)
+        backend = _backend(backend_name, model, device, longest, config)
         del model
     setup = _Setup(backend, _geometry(model_config, config.kv_cache, dtype), device, longest, config.batching)
     with phase("allocate_kv_cache", on_phase):
@@ -191,11 +191,13 @@ class _Setup:
         return needed
 
 
-def _backend(name: str, model: CausalModel, device: torch.device, config: ServerConfig) -> Backend:
+def _backend(name: str, model: CausalModel, device: torch.device, longest: int, config: ServerConfig) -> Backend:
     if name == "cpu":
         threads = config.engine.threads or cores_given()
         return CpuBackend(model, threads, int8=config.engine.quantization == "int8")
-    return ReferenceBackend(model, device)
+    if name == "triton":
+        return TransformersBackend(model, device, triton_attention(longest))
+    return TransformersBackend(model, device)
 
 
 def _geometry(config: Any, cache: KVCacheConfig, dtype: torch.dtype) -> KVGeometry:
