@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check env model cluster unit generate format constraints bench bench-scheduling clean
+.PHONY: help demo test check check-native env model cluster unit generate format constraints bench bench-scheduling clean
 
 BIN := .venv/bin
 CLUSTER := PYTHONPATH=tests $(BIN)/python -m cluster
@@ -31,6 +31,9 @@ check: $(ENV) ## lint, format, types, layers, generated files, documentation; ch
 	@echo "check: layers" && $(BIN)/lint-imports
 	@echo "check: generated files" && $(CLUSTER) build helm && $(BIN)/python scripts/sync_generated.py --check
 	@echo "check: documentation" && $(BIN)/python -m pytest -q $(wildcard tests/unit/test_*docs*.py tests/unit/test_chart_*.py)
+
+check-native: $(ENV) ## run the CPU kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@echo "check-native: sanitizers" && scripts/check_native.sh
 
 env: $(ENV) ## make .venv with both packages and the tools
 
