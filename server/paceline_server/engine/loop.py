@@ -51,11 +51,17 @@ log = logging.getLogger("paceline.engine")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that generates, warmed up; `files` are its KV blocks on disk, where it has any."""
+    """A model that generates, warmed up.
+
+    Attributes:
+        files: its KV blocks on disk, where it has any.
+        on_idle: what it would do when there is nothing else to do, if anything.
+    """
 
     runner: Runner
     info: ModelInfo
     files: BlockFiles | None = None
+    on_idle: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +139,7 @@ def run(wire: Wire, loader: Loader) -> int:
         if isinstance(core, EngineCore) and config.kv_cache.handover.peer is not None:
             _take_over(core, config, wire)
         wire.send(Ready(loaded.info))
-        serve(wire, core, recorder)
+        serve(wire, core, recorder, loaded.on_idle if isinstance(loaded, Loaded) else None)
     except GatewayGone:
         log.info("the gateway is gone: ending")
     return 0
@@ -146,19 +152,25 @@ def _take_over(core: EngineCore, config: ServerConfig, wire: Wire) -> None:
     wire.send(Phase(StartupPhase("handover", monotonic() - begun)))
 
 
-def serve(wire: Wire, core: Core, recorder: TraceRecorder | None = None) -> None:
+def serve(
+    wire: Wire, core: Core, recorder: TraceRecorder | None = None, on_idle: Callable[[], None] | None = None
+) -> None:
     """The loop: drain commands, step, send what came out; a heartbeat when idle.
 
     Args:
         recorder: is told what was asked, where the core generates.
+        on_idle: called when nothing has come for the time of a heartbeat, and nothing is to be done.
 
     Raises:
         GatewayGone: the gateway closed the socket.
     """
     while True:
         due = core.due_in()
-        for message in wire.receive(_HEARTBEAT_SECONDS if due is None else min(due, _HEARTBEAT_SECONDS)):
+        messages = wire.receive(_HEARTBEAT_SECONDS if due is None else min(due, _HEARTBEAT_SECONDS))
+        for message in messages:
             _apply(message, wire, core, recorder)
+        if on_idle is not None and due is None and not messages:
+            on_idle()
         step = _step(core)
         if recorder is not None and isinstance(step, Step):
             recorder.saw(step.outputs)

@@ -24,11 +24,16 @@ from paceline_server.model.attention.reference import ReferenceAttention
 from paceline_server.model.cache import KVCache, KVGeometry
 from paceline_server.model.fused_decoder import FusedDecoder, FusedModel
 from paceline_server.model.fused_layers import obstacle_to_fusing
+from paceline_server.model.graphed_model import GraphedModel, StationaryAttention
+from paceline_server.model.graphs import CudaGraphs, GraphBook, capture_sizes
 from paceline_server.model.loader import CausalModel
 from paceline_server.model.runner import StepModel, TransformersModel
 from paceline_server.model.support import layer_windows
 
 log = logging.getLogger("paceline.model")
+
+_GRAPH_BYTES = 1 << 30
+"""Device memory that captured steps may hold, out of what kv_cache.gpu_memory_fraction leaves free."""
 
 
 class Backend(Protocol):
@@ -61,6 +66,7 @@ class TransformersBackend:
         model: loaded.
         device: where it is.
         attention: over a KV cache.
+        max_batch_size: sequences of the largest decode that is captured, where the Triton kernels run on a GPU.
     """
 
     def __init__(
@@ -68,7 +74,9 @@ class TransformersBackend:
         model: CausalModel,
         device: torch.device,
         attention: Callable[[KVCache], PagedAttention] = ReferenceAttention,
+        max_batch_size: int = 0,
     ) -> None:
+        self._max_batch_size = max_batch_size
         self._attention = attention
         self._model = model
         self._device = device
@@ -86,6 +94,9 @@ class TransformersBackend:
             raise OutOfMemory(f"the KV cache of {num_blocks} blocks could not be allocated: {error}") from None
         attention = self._attention(cache)
         attach(self._model.decoder, attention, self._windows)
+        if self._device.type == "cuda" and isinstance(attention, StationaryAttention):
+            book = GraphBook(capture_sizes(self._max_batch_size), _GRAPH_BYTES)
+            return GraphedModel(self._model, attention, cache, self._device, book, CudaGraphs(self._device))
         return TransformersModel(self._model, attention, cache, self._device)
 
     def release_cache(self) -> None:

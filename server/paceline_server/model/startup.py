@@ -22,6 +22,7 @@ from paceline_server.model.cache import (
     blocks_for_gpu,
     host_bytes_for,
 )
+from paceline_server.model.graphed_model import GraphedModel
 from paceline_server.model.identity import kv_identity
 from paceline_server.model.loader import CausalModel, eos_token_ids, load_model, read_config
 from paceline_server.model.machine import available_memory, choose_device, choose_dtype, cores_given
@@ -85,7 +86,8 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
         deterministic=backend_name == "cpu",
         kv_dtype=kv_dtype,
     )
-    return Loaded(runner, info, memory.files(identity))
+    on_idle = runner.model.capture_wanted if isinstance(runner.model, GraphedModel) else None
+    return Loaded(runner, info, memory.files(identity), on_idle)
 
 
 class _HostMemory:
@@ -196,7 +198,7 @@ def _backend(name: str, model: CausalModel, device: torch.device, longest: int, 
         threads = config.engine.threads or cores_given()
         return CpuBackend(model, threads, int8=config.engine.quantization == "int8")
     if name == "triton":
-        return TransformersBackend(model, device, triton_attention(longest))
+        return TransformersBackend(model, device, triton_attention(longest), config.batching.max_batch_size)
     return TransformersBackend(model, device)
 
 

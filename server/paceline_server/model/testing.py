@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from paceline_server.config import ServerConfig, parse
+from paceline_server.model.graphs import Captured
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -69,3 +71,32 @@ def tiny_config(folder: Path, **groups: dict[str, Any]) -> ServerConfig:
         "kv_cache": {"block_size_tokens": 4, "cpu_memory_gb": 1 / 256},
     }
     return parse({group: keys | groups.get(group, {}) for group, keys in defaults.items()})
+
+
+class FakeGraphDevice:
+    """A `graphs.GraphDevice` without a GPU: a replay calls the step again.
+
+    Attributes:
+        captures: how often something was captured.
+        replays: how often something was replayed.
+        full: refuse the next captures, as a GPU without memory does.
+    """
+
+    def __init__(self, bytes_each: int = 100) -> None:
+        self.captures = 0
+        self.replays = 0
+        self.full = False
+        self._bytes_each = bytes_each
+
+    def capture(self, step: Callable[[], None]) -> Captured:
+        """Run the step once."""
+        if self.full:
+            raise torch.OutOfMemoryError("no memory")
+        step()
+        self.captures += 1
+
+        def replay() -> None:
+            self.replays += 1
+            step()
+
+        return Captured(replay, self._bytes_each)

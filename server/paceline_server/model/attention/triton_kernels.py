@@ -26,11 +26,15 @@ def _product(a, b, WIDEN: tl.constexpr):
 
 @triton.jit
 def write(cache, slots, key, value, key_stride, value_stride, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Store a token: cache [slots, 2, WIDTH] of one layer, key and value [T, WIDTH] with their row strides."""
+    """Store a token: cache [slots, 2, WIDTH] of one layer, key and value [T, WIDTH] with their row strides.
+
+    A negative slot is that of a row that only pads a captured step.
+    """
     row = tl.program_id(0)
     column = tl.arange(0, PADDED)
-    inside = column < WIDTH
-    place = cache + tl.load(slots + row) * (2 * WIDTH) + column
+    slot = tl.load(slots + row)
+    inside = column < tl.where(slot >= 0, WIDTH, 0)
+    place = cache + slot * (2 * WIDTH) + column
     tl.store(place, tl.load(key + row * key_stride + column, mask=inside), mask=inside)
     tl.store(place + WIDTH, tl.load(value + row * value_stride + column, mask=inside), mask=inside)
 
