@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check check-native env model cluster unit generate format constraints bench bench-scheduling clean
+.PHONY: help demo test check check-native profile env model cluster unit generate format constraints bench bench-scheduling clean
 
 BIN := .venv/bin
 CLUSTER := PYTHONPATH=tests $(BIN)/python -m cluster
@@ -34,6 +34,9 @@ check: $(ENV) ## lint, format, types, layers, generated files, documentation; ch
 
 check-native: $(ENV) ## run the CPU kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@echo "check-native: sanitizers" && scripts/check_native.sh
+
+profile: $(ENV) model ## print where the time of a step goes on this CPU, by stage; QUICK=1 for a glance
+	@$(BIN)/python -m benchmarks.profile_step $(if $(QUICK),--quick)
 
 env: $(ENV) ## make .venv with both packages and the tools
 

@@ -139,10 +139,10 @@ class FusedModel:
 
     def __init__(self, decoder: FusedDecoder, attention: CpuAttention) -> None:
         self.storage = attention
-        self._decoder = decoder
+        self.decoder = decoder
         self._attention = attention
 
     def logits(self, batch: PackedBatch) -> Tensor:
         """Compute a step: [R, vocabulary] float32."""
         self._attention.plan(batch)
-        return self._decoder.logits(batch, self._attention)
+        return self.decoder.logits(batch, self._attention)
