@@ -149,6 +149,7 @@ def pad_decodes(batch: PackedBatch, size: int) -> PackedBatch:
         slots=np.concatenate((batch.slots, nothing - 1)),
         query_starts=np.arange(size + 1),
         kv_lengths=np.concatenate((batch.kv_lengths, nothing + 1)),
+        deterministic=np.concatenate((batch.deterministic, nothing)),
         block_table=np.pad(batch.block_table, ((0, added), (0, 0))),
         logits_rows=np.arange(size),
     )
@@ -156,5 +157,15 @@ def pad_decodes(batch: PackedBatch, size: int) -> PackedBatch:
 
 def empty_decode() -> PackedBatch:
     """A decode without rows, to be padded to what is captured."""
-    none, start, table = np.empty(0, dtype=np.int64), np.zeros(1, dtype=np.int64), np.empty((0, 1), dtype=np.int64)
-    return PackedBatch(none, none, none, start, none, table, none, none)
+    none = np.empty(0, dtype=np.int64)
+    return PackedBatch(
+        token_ids=none,
+        positions=none,
+        slots=none,
+        query_starts=np.zeros(1, dtype=np.int64),
+        kv_lengths=none,
+        deterministic=none,
+        block_table=np.empty((0, 1), dtype=np.int64),
+        sampled=none,
+        logits_rows=none,
+    )
