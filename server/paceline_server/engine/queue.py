@@ -72,6 +72,10 @@ class WaitingLine(Protocol):
         """
         ...
 
+    def take_pressing(self, now: float) -> Sequence | None:
+        """Take out the sequence for which a running one should make room now, or None."""
+        ...
+
     def remove(self, request_id: str) -> Sequence | None:
         """Take a sequence out, wherever it stands; None where there is no such one."""
         ...
@@ -140,6 +144,10 @@ class OrderedLine:
         """Take out the first sequence, or None."""
         first = self._resumed.first() or self._line.first()
         return None if first is None else self.remove(first[1].request_id)
+
+    def take_pressing(self, now: float) -> Sequence | None:
+        """None: there are no deadlines here."""
+        return None
 
     def remove(self, request_id: str) -> Sequence | None:
         """Take a sequence out, wherever it stands."""

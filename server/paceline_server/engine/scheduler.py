@@ -10,6 +10,8 @@ Invariants that the property tests hold:
 - When the pool is exhausted the most recently admitted sequence is preempted: its blocks go, its tokens stay, its KV
   may be parked in host memory (`tables`), and it returns to the waiting line. The oldest one is never preempted and
   every request fits the pool alone, so the oldest always finishes: there is progress, whatever the policy.
+- A request whose deadline is near takes the slot of a running one of a lower tier (`urgency`), if no more than a step's
+  work is thrown away. Each yields a bounded number of times, and is back before another one does; never the oldest.
 - A preempted sequence comes back only when its blocks fit with a reserve for those that run, so that it is not thrown
   out again at once.
 - A sequence whose next block is being computed by another one waits for it instead of computing it too. Prompts under
@@ -29,6 +31,7 @@ from paceline_server.engine.pacing import Pacer
 from paceline_server.engine.queue import WaitingLine
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.tables import BlockTables
+from paceline_server.engine.urgency import cheapest_victim
 
 _SLOTS_BY_HEADROOM = 8  # of so many slots the last one is not for the tenant that holds most
 _MAX_PASSED = 16  # sequences that a step tries and passes before it gives up
@@ -134,6 +137,7 @@ class Scheduler:
         Args:
             now: the engine's clock in seconds; stamps the first scheduling of a sequence.
         """
+        self._yield_slot(now)
         plan = self._decodes(now)
         budget = self._prefill_budget(plan)
         budget -= self._prefills(plan, budget, now)
@@ -176,6 +180,29 @@ class Scheduler:
         """Raise AssertionError unless blocks and sequences agree. For tests, after every step."""
         assert len(self.running) <= self.limits.max_batch_size
         self.tables.check_integrity(self.running, self.waiting)
+
+    def _yield_slot(self, now: float) -> None:
+        """Where all slots are taken, let a running sequence make room for one of a higher tier that is nearly late."""
+        if len(self.running) < self.limits.max_batch_size:
+            return
+        urgent = self.waiting.take_pressing(now)
+        if urgent is None:
+            return
+        victim = self._victim_for(urgent)
+        if victim is None:
+            self.waiting.put_back(urgent, now)
+            return
+        victim.yields += 1
+        self._preempt(victim, now)
+        placed = self._place(urgent)
+        assert placed, "a sequence made room in vain"
+        self.running.append(urgent)
+
+    def _victim_for(self, urgent: Sequence) -> Sequence | None:
+        """Who makes room; nobody where another answer to the prompt has begun, or its prefix is about to come."""
+        if self.tables.runs_sibling(urgent) or self.tables.waits_for_prefix(urgent):
+            return None
+        return cheapest_victim(urgent, self.running, self.blocks, self.limits.max_tokens_in_batch)
 
     def _decodes(self, now: float) -> list[Scheduled]:
         oldest_first = list(self.running)  # a copy: growing may preempt

@@ -25,6 +25,8 @@ from paceline_server.engine.queue import Backlog
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.tenant_line import HEAD_STARTS, RANKS, TIERS, TenantLine
 
+_PRESSING = 0.75  # share of the time to its first token after which somebody should make room for a request
+
 
 class SloLine:
     """Implements `WaitingLine`.
@@ -93,15 +95,24 @@ class SloLine:
         """
         resumed = self._resumed.first()
         if resumed is not None:
-            sequence = resumed[1]
-        else:
-            tenant = self._next_tenant(now)
-            if tenant is None or (scarce and not self._slots.may_take_last(tenant, now, self._lines.__contains__)):
-                return None
-            self._floor = max(self._floor, self._counters.used(tenant))
-            sequence = self._lines[tenant].choose(now)
-        self._slots.take(sequence.request.tenant, sequence.request.weight, now)
-        return self.remove(sequence.request_id)
+            return self._hand_out(resumed[1], now)
+        tenant = self._next_tenant(now)
+        if tenant is None or (scarce and not self._slots.may_take_last(tenant, now, self._lines.__contains__)):
+            return None
+        return self._hand_out(self._lines[tenant].choose(now), now)
+
+    def take_pressing(self, now: float) -> Sequence | None:
+        """Take out the first in time of the tenant whose turn it is, if most of its time to the first token is gone.
+
+        None while something waits that was preempted: a sequence that made room is back before another one does.
+        """
+        tenant = self._next_tenant(now)
+        if tenant is None or len(self._resumed):
+            return None
+        sequence = self._lines[tenant].first_in_time(now)
+        if sequence is None or now < sequence.arrival + _PRESSING * (self._deadline(sequence) - sequence.arrival):
+            return None
+        return self._hand_out(sequence, now)
 
     def remove(self, request_id: str) -> Sequence | None:
         """Take a sequence out, wherever it stands."""
@@ -144,6 +155,13 @@ class SloLine:
                 requests += other.requests
                 tokens += other.tokens
         return Backlog(requests, tokens, overtaken_by=TIERS[:rank])
+
+    def _hand_out(self, sequence: Sequence, now: float) -> Sequence | None:
+        tenant = sequence.request.tenant
+        if not sequence.preemptions:
+            self._floor = max(self._floor, self._counters.used(tenant))
+        self._slots.take(tenant, sequence.request.weight, now)
+        return self.remove(sequence.request_id)
 
     def _place(self, sequence: Sequence, now: float) -> None:
         tenant = sequence.request.tenant

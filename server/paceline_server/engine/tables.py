@@ -65,6 +65,10 @@ class BlockTables:
         """Tokens of a waiting or new sequence that the prefix cache would bring now."""
         return len(self._cached_prefix(sequence)) * self.blocks.block_size
 
+    def runs_sibling(self, sequence: Sequence) -> bool:
+        """Whether another answer to the same prompt runs."""
+        return sequence.group is not None and sequence.group in self._groups
+
     def waits_for_prefix(self, sequence: Sequence) -> bool:
         """Whether the block that this sequence needs next is about to come: from a running one, or from disk."""
         if not len(self._promised) and self.tier is None:

@@ -69,6 +69,10 @@ class TenantLine:
         """The earliest of the most urgent tier that can still be met; infinite where there is none."""
         return self._first_tier().deadline(now)
 
+    def first_in_time(self, now: float) -> Sequence | None:
+        """The one of the most urgent tier with the earliest deadline that can still be met, or None."""
+        return self._first_tier().first_in_time(now)
+
     def choose(self, now: float) -> Sequence:
         """Whose turn it is; it is going to be removed."""
         tier = self._first_tier()
