@@ -70,7 +70,8 @@ class Load:
         self.push_seconds: list[float] = []
         scheduling = SchedulingConfig.model_validate({"policy": policy})
         tables = BlockTables(BlockManager(RUNNING * 16, 16, prefix_caching=False))
-        self.scheduler = Scheduler(SchedulerLimits(RUNNING, 1024), tables, waiting_line(scheduling))
+        line = waiting_line(scheduling, tables.cached_tokens)
+        self.scheduler = Scheduler(SchedulerLimits(RUNNING, 1024), tables, line)
         while len(self.scheduler.waiting) < waiting:  # the line grows while steps go on, as it does under overload
             self.fill(len(self.scheduler.waiting) + 40)
             self.step()

@@ -33,6 +33,9 @@ def test_it_behaves_as_a_dictionary_that_is_sorted_by_key_and_name(operations):
         assert heap.first() == (None if smallest is None else (model[smallest], smallest))
         assert len(heap) == len(model)
         assert set(heap) == set(model)
+        leading, ordered = heap.leading(3), sorted((key, one) for one, key in model.items())
+        assert leading == ordered[: len(leading)]
+        assert bool(leading) == bool(model)
         assert all(heap.get(one) == one and one in heap for one in model)
 
 
@@ -49,6 +52,18 @@ def test_the_order_survives_the_dead_being_swept_out():
     while heap.first() is not None:
         order.append(heap.remove(heap.first()[1]))
     assert order == sorted(keys, key=keys.get)
+
+
+def test_the_leading_entries_are_the_first_ones_in_order_also_behind_dead_ones():
+    heap, random = LazyHeap(), Random(2)
+    keys = random.sample(range(1_000), 100)
+    for key in keys:
+        heap.push(str(key), float(key), key)
+    ordered = sorted(keys)
+    assert [item for _, item in heap.leading(8)] == ordered[:8]
+    for key in ordered[1:5]:
+        heap.remove(str(key))
+    assert [item for _, item in heap.leading(4)] == [ordered[0], *ordered[5:8]]
 
 
 def test_equal_keys_go_by_their_tie():

@@ -21,7 +21,8 @@ numbers = iter(range(1, 1 << 60))
 
 
 def line_of(policy):
-    return waiting_line(SchedulingConfig(policy=policy, promote_after_seconds=PROMOTE_AFTER))
+    scheduling = SchedulingConfig(policy=policy, promote_after_seconds=PROMOTE_AFTER)
+    return waiting_line(scheduling, cached_tokens=lambda one: 0)
 
 
 def sequence(name, arrival=0.0, prompt=4, max_tokens=4, **options):

@@ -74,7 +74,8 @@ class EngineCore:
         tables = make_tables(info, self.step_time, stored, prefix_caching=caching)
         self._traffic = FileTraffic(tables.tier, files) if tables.tier is not None and files is not None else None
         self._retry_at: float | None = None
-        self.scheduler = make_scheduler(batching, limits, tables, waiting_line(scheduling), pacer)
+        line = waiting_line(scheduling, tables.cached_tokens)
+        self.scheduler = make_scheduler(batching, limits, tables, line, pacer)
         self._window = delay_window(batching, limits.max_batch_size)
         self._by_request = batching.by_request
         self.admission = Admission(

@@ -52,6 +52,24 @@ class LazyHeap(Generic[K, T]):
             heappop(self._heap)
         return None
 
+    def leading(self, count: int) -> list[tuple[K, T]]:
+        """Keys and items of the first entries in order, up to `count`; fewer if many dead ones stand among them.
+
+        O(count log count): an entry's place in the heap is below that of a smaller one, so only what is below those
+        seen can be next.
+        """
+        found: list[tuple[K, T]] = []
+        below = [(self._heap[0], 0)] if self.first() is not None else []
+        for _ in range(2 * count):
+            if not below or len(found) == count:
+                break
+            entry, place = heappop(below)
+            if self._living.get(entry[2]) is entry:
+                found.append((entry[0], entry[3]))
+            for child in range(2 * place + 1, min(2 * place + 3, len(self._heap))):
+                heappush(below, (self._heap[child], child))
+        return found
+
     def get(self, name: str) -> T | None:
         """The item of that name, or None."""
         entry = self._living.get(name)

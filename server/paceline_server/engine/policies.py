@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from paceline_server.config import SchedulingConfig, TiersConfig
 from paceline_server.engine.interface import Tier
+from paceline_server.engine.preference import CachedTokens
 from paceline_server.engine.queue import OrderedLine, WaitingLine, by_arrival, by_priority, by_size
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.slo import SloLine
@@ -13,10 +14,14 @@ from paceline_server.engine.slo import SloLine
 _ORDERS: dict[str, Callable[[Sequence], float]] = {"fcfs": by_arrival, "priority": by_priority, "sjf": by_size}
 
 
-def waiting_line(scheduling: SchedulingConfig) -> WaitingLine:
-    """An empty line of the configured policy."""
+def waiting_line(scheduling: SchedulingConfig, cached_tokens: CachedTokens) -> WaitingLine:
+    """An empty line of the configured policy.
+
+    Args:
+        cached_tokens: looks into the prefix cache; `slo` prefers what is cached among equals.
+    """
     if scheduling.policy == "slo":
-        return SloLine(ttft_targets(scheduling.tiers), scheduling.promote_after_seconds)
+        return SloLine(ttft_targets(scheduling.tiers), scheduling.promote_after_seconds, cached_tokens)
     return OrderedLine(_ORDERS[scheduling.policy])
 
 

@@ -41,6 +41,7 @@ class Sequence:
         max_tokens: output tokens at most: the request's, or what the pool can hold.
         arrival, first_scheduled: times on the engine's clock, in seconds.
         number: the scheduler counts arrivals; breaks ties.
+        overtaken: times that an equal of which more was cached went before it (`preference`).
         yields: times that it gave its slot to a more urgent one (`urgency`).
         blocked_since: when it was first its turn and it did not fit; None once it runs.
     """
@@ -60,6 +61,7 @@ class Sequence:
     first_scheduled: float | None = None
     blocked_since: float | None = None
     preemptions: int = 0
+    overtaken: int = 0
     yields: int = 0
     _stop_token_ids: frozenset[int] = field(init=False)
     _digests: list[bytes] = field(default_factory=list)

@@ -8,7 +8,8 @@ Who enters next:
    deadline.
 3. Of the tenant's sequences one of the most urgent tier: interactive, standard, batch.
 4. In the tier the one with the earliest deadline for its first token (arrival plus the tier's target, or the request's
-   own timeout if that is less) of those that can still be in time; each fourth time one that is late.
+   own timeout if that is less) of those that can still be in time; each fourth time one that is late. Among equals, due
+   at about the same time, the one of whose prompt most is cached (`preference`).
 
 Nobody starves. A tenant that is passed over has the smallest counter soon, and inside a tenant (`tenant_line`) what is
 overdue gets each fourth turn, whatever its tier.
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from paceline_server.engine.fairness import CREDIT, QUANTUM, Slots, TokenCounters
 from paceline_server.engine.heap import LazyHeap
 from paceline_server.engine.interface import Tier
+from paceline_server.engine.preference import CachedTokens, prefer_cached
 from paceline_server.engine.queue import Backlog
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.tenant_line import HEAD_STARTS, RANKS, TIERS, TenantLine
@@ -34,11 +36,13 @@ class SloLine:
     Args:
         ttft_targets: seconds to the first token that each tier is held to.
         promote_after: seconds that a sequence may be late for each tier above its own before it is overdue.
+        cached_tokens: looks into the prefix cache.
     """
 
-    def __init__(self, ttft_targets: Mapping[Tier, float], promote_after: float) -> None:
+    def __init__(self, ttft_targets: Mapping[Tier, float], promote_after: float, cached_tokens: CachedTokens) -> None:
         self._ttft_targets = ttft_targets
         self._promote_after = promote_after
+        self._cached_tokens = cached_tokens
         self._counters = TokenCounters()
         self._floor = 0.0  # counter of the tenant that was served last: newcomers start there when nobody waits
         self._slots = Slots()
@@ -99,7 +103,7 @@ class SloLine:
         tenant = self._next_tenant(now)
         if tenant is None or (scarce and not self._slots.may_take_last(tenant, now, self._lines.__contains__)):
             return None
-        return self._hand_out(self._lines[tenant].choose(now), now)
+        return self._hand_out(prefer_cached(self._lines[tenant].choose(now), self._cached_tokens), now)
 
     def take_pressing(self, now: float) -> Sequence | None:
         """Take out the first in time of the tenant whose turn it is, if most of its time to the first token is gone.

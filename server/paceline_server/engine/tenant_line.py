@@ -25,6 +25,8 @@ RANKS = {tier: rank for rank, tier in enumerate(TIERS)}
 HEAD_STARTS = (32, 16, 0)
 """Quanta by rank that a tenant may have used more and still go first."""
 
+_EQUALS = 4  # sequences at most that are looked at for the one that goes first
+_EQUAL_SHARE = 0.25  # of the time to its first token: who is due within that after a sequence is its equal
 _MOVES_A_CALL = 64  # that become late; a hundred thousand of one deadline must not stop a step
 _IN_TIME_BY_LATE = 3  # sequences that are served in time for each one that is late already
 
@@ -73,18 +75,17 @@ class TenantLine:
         """The one of the most urgent tier with the earliest deadline that can still be met, or None."""
         return self._first_tier().first_in_time(now)
 
-    def choose(self, now: float) -> Sequence:
-        """Whose turn it is; it is going to be removed."""
+    def choose(self, now: float) -> list[Sequence]:
+        """Whose turn it is, and its equals behind it; one of them is going to be removed."""
         tier = self._first_tier()
-        in_time, late, overdue = tier.first_in_time(now), tier.first_late(now), self._first_overdue(now)
+        late, overdue = tier.first_late(now), self._first_overdue(now)
+        in_time = tier.first_in_time(now)  # last: to look at the late may move what stood here
         if in_time is not None and (tier.since_late < _IN_TIME_BY_LATE or (late is None and overdue is None)):
             tier.since_late += 1
-            return in_time
+            return tier.in_time()
         tier.since_late = 0
         self._overdue_had_last = overdue is not None and (late is None or not self._overdue_had_last)
-        chosen = overdue if self._overdue_had_last else late
-        assert chosen is not None, "a tier without sequences has a turn"
-        return chosen
+        return [overdue] if overdue is not None and self._overdue_had_last else tier.late()
 
     def ahead_of(self, rank: int, now: float) -> Backlog:
         """What goes before a newcomer of a tier that can be in time."""
@@ -164,6 +165,14 @@ class _TierLine:
         first = self._late.first()
         return None if first is None else first[1]
 
+    def in_time(self) -> list[Sequence]:
+        """The first of those that can still be in time, and its equals in order."""
+        return _equals(self._in_time)
+
+    def late(self) -> list[Sequence]:
+        """The one that is late by most, and its equals in order."""
+        return _equals(self._late)
+
     def all(self) -> Backlog:
         """Everything that stands here."""
         return Backlog(len(self), self._tokens)
@@ -179,3 +188,10 @@ class _TierLine:
     def _add_late(self, sequence: Sequence, deadline: float) -> None:
         self._late.push(sequence.request_id, deadline, sequence, sequence.number)
         self._late_tokens += sequence.num_tokens
+
+
+def _equals(line: LazyHeap[float, Sequence]) -> list[Sequence]:
+    """The first sequence, and some of those behind it that are about as soon due, in order."""
+    (deadline, first), *others = line.leading(_EQUALS)
+    latest = deadline + _EQUAL_SHARE * (deadline - first.arrival)
+    return [first, *(one for due, one in others if due <= latest)]
