@@ -83,3 +83,15 @@ def test_dead_entries_never_outnumber_the_living_by_more_than_a_constant():
     for number in range(500):
         heap.push("moving", float(number), number)
         assert len(heap._heap) <= 2 * len(heap) + 64
+
+
+def test_items_are_taken_out_up_to_a_key_in_order_though_others_go_meanwhile() -> None:
+    heap: LazyHeap[float, str] = LazyHeap()
+    for name, key in (("c", 3.0), ("a", 1.0), ("d", 4.0), ("b", 2.0)):
+        heap.push(name, key, name)
+    taken = []
+    for item in heap.pop_until(3.0):
+        taken.append(item)
+        heap.remove("b")
+    assert taken == ["a", "c"]
+    assert list(heap) == ["d"]

@@ -186,8 +186,7 @@ class EmbeddingCore:
 
     def _expire(self, now: float) -> list[EmbeddingOutput]:
         outputs: list[EmbeddingOutput] = []
-        while (first := self._expiring.first()) is not None and first[0] <= now:
-            owner = first[1]
+        for owner in self._expiring.pop_until(now):
             self.abort(owner.request.request_id)
             self._expirations += 1
             outputs.append(EmbeddingOutput(owner.request.request_id, None, owner.queue_seconds))

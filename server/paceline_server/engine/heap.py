@@ -52,6 +52,13 @@ class LazyHeap(Generic[K, T]):
             heappop(self._heap)
         return None
 
+    def pop_until(self, key: K) -> Iterator[T]:
+        """Take out the items whose key is at most `key`, in order; others may be removed meanwhile."""
+        while (first := self.first()) is not None and first[0] <= key:
+            _, _, name, item = self._heap[0]
+            self.remove(name)
+            yield item
+
     def leading(self, count: int) -> list[tuple[K, T]]:
         """Keys and items of the first entries in order, up to `count`; fewer if many dead ones stand among them.
 

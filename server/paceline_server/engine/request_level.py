@@ -74,11 +74,11 @@ class RequestLevelScheduler:
     def expire(self, now: float) -> list[TokenOutput]:
         """Drop all sequences whose timeout is over; returns their last outputs, and those of a batch that this ends."""
         outputs: list[TokenOutput] = []
-        while (first := self._expiring.first()) is not None and first[0] <= now:
-            sequence = self.abort(first[1].request_id)
+        for late in self._expiring.pop_until(now):
+            sequence = self.abort(late.request_id)
             assert sequence is not None, "a sequence that is gone has a timeout"
             self.totals.expirations += 1
-            outputs.append(_output(sequence, (), FinishReason.TIMEOUT))
+            outputs.append(sequence.output((), FinishReason.TIMEOUT))
         return outputs + self._end_of_batch()
 
     def schedule(self, now: float) -> list[Scheduled]:
@@ -152,7 +152,7 @@ class RequestLevelScheduler:
     def _append(self, sequence: Sequence, token_id: int) -> list[TokenOutput]:
         """Add a token; returns what may be told of it now."""
         reason = sequence.append(token_id)
-        output = _output(sequence, (token_id,), reason)
+        output = sequence.output((token_id,), reason)
         if reason is None:
             return [output]
         self._expiring.remove(sequence.request_id)
@@ -177,8 +177,3 @@ class RequestLevelScheduler:
         self.running.remove(sequence)
         self.tables.release(sequence)
         self.waiting.note_end(sequence)
-
-
-def _output(sequence: Sequence, token_ids: tuple[int, ...], reason: FinishReason | None) -> TokenOutput:
-    started = sequence.arrival if sequence.first_scheduled is None else sequence.first_scheduled
-    return TokenOutput(sequence.request_id, token_ids, reason, queue_seconds=started - sequence.arrival)

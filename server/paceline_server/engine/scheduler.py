@@ -124,11 +124,11 @@ class Scheduler:
     def expire(self, now: float) -> list[TokenOutput]:
         """Drop all sequences whose timeout is over, waiting and running; returns the last output of each."""
         outputs: list[TokenOutput] = []
-        while (first := self._expiring.first()) is not None and first[0] <= now:
-            sequence = self.abort(first[1].request_id)
+        for late in self._expiring.pop_until(now):
+            sequence = self.abort(late.request_id)
             assert sequence is not None, "a sequence that is gone has a timeout"
             self.totals.expirations += 1
-            outputs.append(_output(sequence, (), FinishReason.TIMEOUT))
+            outputs.append(sequence.output((), FinishReason.TIMEOUT))
         return outputs
 
     def schedule(self, now: float) -> list[Scheduled]:
@@ -166,7 +166,7 @@ class Scheduler:
             if token_id is None:
                 continue
             reason = sequence.append(token_id)
-            outputs.append(_output(sequence, (token_id,), reason))
+            outputs.append(sequence.output((token_id,), reason))
             if reason is not None:
                 finished.add(sequence.request_id)
                 self._expiring.remove(sequence.request_id)
@@ -289,14 +289,3 @@ class Scheduler:
         sequence.preemptions += 1
         self.totals.preemptions += 1
         self.waiting.put_back(sequence, now)
-
-
-def _output(sequence: Sequence, token_ids: tuple[int, ...], reason: FinishReason | None) -> TokenOutput:
-    started = sequence.arrival if sequence.first_scheduled is None else sequence.first_scheduled
-    return TokenOutput(
-        request_id=sequence.request_id,
-        token_ids=token_ids,
-        finish=reason,
-        cached_tokens=sequence.cached_tokens or 0,
-        queue_seconds=started - sequence.arrival,
-    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from paceline_server.engine.batch import SequenceSlice
 from paceline_server.engine.blocks import chain_hash, root_hash
-from paceline_server.engine.interface import FinishReason, GenerationRequest
+from paceline_server.engine.interface import FinishReason, GenerationRequest, TokenOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,17 @@ class Sequence:
         if self.num_output >= self.max_tokens:
             return FinishReason.LENGTH
         return None
+
+    def output(self, token_ids: tuple[int, ...], finish: FinishReason | None) -> TokenOutput:
+        """What a step brought, as the gateway is told of it."""
+        started = self.arrival if self.first_scheduled is None else self.first_scheduled
+        return TokenOutput(
+            request_id=self.request_id,
+            token_ids=token_ids,
+            finish=finish,
+            cached_tokens=self.cached_tokens or 0,
+            queue_seconds=started - self.arrival,
+        )
 
     def digests(self, count: int, block_size: int) -> list[bytes]:
         """Chained digests of the first `count` full blocks, computed once."""
