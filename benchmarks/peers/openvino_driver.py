@@ -15,7 +15,7 @@ from collections import deque
 from time import perf_counter, sleep
 from typing import Any
 
-import openvino_genai  # type: ignore[import-not-found]
+import openvino_genai  # type: ignore[import-not-found]  # in its own environment
 
 
 def main() -> None:
