@@ -22,6 +22,7 @@ from paceline_server.engine.core import EngineCore
 from paceline_server.engine.interface import GenerationRequest
 from paceline_server.engine.scheduler import SchedulerLimits
 from paceline_server.model.startup import load
+from paceline_server.model.testing import generate
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -78,17 +79,9 @@ def expected(smollm2_model: Path, _one_thread: None) -> Expected:
     model = AutoModelForCausalLM.from_pretrained(smollm2_model, dtype=torch.float32).eval()
     outputs = []
     for prompt in prompts:
-        result = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            do_sample=False,
-            max_new_tokens=NEW_TOKENS,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        first, second = torch.cat(result.logits).topk(2).values.T
-        assert (first - second).min() > CLEAR_MARGIN, f"too close to call: {tokenizer.decode(prompt)!r}"
-        outputs.append(result.sequences[0, len(prompt) :].tolist())
+        tokens, lead = generate(model, prompt, NEW_TOKENS)
+        assert lead > CLEAR_MARGIN, f"too close to call: {tokenizer.decode(prompt)!r}"
+        outputs.append(tokens)
     return Expected(prompts, outputs)
 
 

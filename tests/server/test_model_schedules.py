@@ -23,7 +23,7 @@ from paceline_server.engine.interface import GenerationRequest
 from paceline_server.engine.loop import Loaded
 from paceline_server.engine.scheduler import SchedulerLimits
 from paceline_server.model.startup import load
-from paceline_server.model.testing import save_tiny_model, tiny_config
+from paceline_server.model.testing import generate, save_tiny_model, tiny_config
 
 NEW_TOKENS = 10
 CLEAR_MARGIN = 1e-3
@@ -55,18 +55,10 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
             *base[: random.choice((0, 7, 16, 33, 64, 80))],
             *(random.randint(3, 96) for _ in range(random.randint(1, 10))),
         ]
-        result = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            do_sample=False,
-            max_new_tokens=NEW_TOKENS,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        first, second = torch.cat(result.logits).topk(2).values.T
-        if (first - second).min() > CLEAR_MARGIN:
+        tokens, lead = generate(model, prompt, NEW_TOKENS)
+        if lead > CLEAR_MARGIN:
             prompts.append(prompt)
-            outputs.append(result.sequences[0, len(prompt) :].tolist())
+            outputs.append(tokens)
     return Expected(folder, prompts, outputs)
 
 

@@ -13,29 +13,14 @@ from paceline_server.engine.queue import Backlog
 from paceline_server.engine.scheduler import SchedulerLimits
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.steptime import StepShape, StepTimeModel
-from paceline_server.engine.testing import FakeRunner, model_info
+from paceline_server.engine.testing import TimedRunner, model_info
 
 EMPTY = Backlog(0, 0)
 
 
-class Machine(FakeRunner):
-    """A fake model whose steps take 10 ms and 1 ms a token, on a clock of its own."""
-
-    def __init__(self, info):
-        super().__init__(info)
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-    def execute(self, batch):
-        self.now += 0.010 + 0.001 * batch.num_tokens
-        return super().execute(batch)
-
-
 def make_core(admission="target", batch=4, budget=64, num_blocks=256, **scheduling):
     info = model_info(num_blocks=num_blocks, max_model_len=1_000)
-    machine = Machine(info)
+    machine = TimedRunner(info)
     config = SchedulingConfig(admission=admission, **scheduling)
     core = EngineCore(machine, info, SchedulerLimits(batch, budget), config, clock=machine)
     for index in range(8):  # steps with and without prompts: their cost is known afterwards
@@ -59,7 +44,7 @@ def first_token_after(core, machine, name):
 
 def test_nothing_is_refused_before_steps_are_known():
     info = model_info()
-    core = EngineCore(Machine(info), info, SchedulerLimits(4, 8), SchedulingConfig(admission="target"))
+    core = EngineCore(TimedRunner(info), info, SchedulerLimits(4, 8), SchedulingConfig(admission="target"))
     assert core.submit(request("a", 40, timeout=1e-9)) is None
     assert core.stats().predicted_ttft_seconds == {}
 

@@ -11,31 +11,14 @@ from random import Random
 import pytest
 
 from paceline_server.config import SchedulingConfig
-from paceline_server.engine.batch import CopyKind
 from paceline_server.engine.core import EngineCore
 from paceline_server.engine.interface import FinishReason, GenerationRequest, Tier
 from paceline_server.engine.scheduler import SchedulerLimits
-from paceline_server.engine.testing import FakeFiles, FakeRunner, expected_tokens, model_info
+from paceline_server.engine.testing import FakeFiles, TimedRunner, expected_tokens, model_info
 
 STEPS = int(os.environ.get("ENGINE_LIFE_STEPS", "20000"))
 SEED = int(os.environ.get("ENGINE_LIFE_SEED", "0"))
 PREFIXES = ([1] * 20, [1] * 8 + [2] * 16, [3] * 30, list(range(1, 14)))
-
-
-class Machine(FakeRunner):
-    """Takes 2 ms a step and 1 ms a token on its own clock, and counts copies by kind."""
-
-    def __init__(self, info):
-        super().__init__(info)
-        self.now = 0.0
-        self.copies = dict.fromkeys(CopyKind, 0)
-
-    def execute(self, batch):
-        self.now += 0.002 + 0.001 * batch.num_tokens
-        for copy in batch.copies:
-            self.copies[copy.kind] += 1
-        self.batches.clear()
-        return super().execute(batch)
 
 
 class Life:
@@ -44,7 +27,7 @@ class Life:
     def __init__(self, seed):
         self.random = Random(seed)
         info = model_info(num_blocks=24, swap_slots=20, offload_slots=12, offload_files=30, block_copy_seconds=0.0004)
-        self.machine = Machine(info)
+        self.machine = TimedRunner(info, fixed=0.002)
         self.files = FakeFiles(self.machine, delay=3)
         self.core = EngineCore(
             self.machine,
@@ -52,7 +35,7 @@ class Life:
             SchedulerLimits(5, 24, 0.05),
             SchedulingConfig(admission="none", promote_after_seconds=0.3),
             files=self.files,
-            clock=lambda: self.machine.now,
+            clock=self.machine,
         )
         self.expected: dict[tuple[str, int], list[int]] = {}
         self.ends = dict.fromkeys(FinishReason, 0)
@@ -91,6 +74,7 @@ class Life:
         for output in self.core.step():
             self.take(output)
         self.machine.now += 0.003
+        self.machine.batches.clear()
         self.core.scheduler.check_integrity()
 
     def take(self, output):

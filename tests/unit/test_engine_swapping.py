@@ -8,31 +8,16 @@ from paceline_server.engine.interface import GenerationRequest
 from paceline_server.engine.scheduler import SchedulerLimits
 from paceline_server.engine.steptime import StepShape, StepTimeModel
 from paceline_server.engine.swapping import PreemptionCosts, SwapSpace
-from paceline_server.engine.testing import FakeRunner, expected_tokens, model_info
+from paceline_server.engine.testing import TimedRunner, expected_tokens, model_info
 
 PROMPTS = {f"r{index}": [index + 1] * 8 for index in range(6)}
-
-
-class Machine(FakeRunner):
-    """Takes 10 ms a step and 1 ms a token on its own clock; counts copies by kind."""
-
-    def __init__(self, info):
-        super().__init__(info)
-        self.now = 0.0
-        self.copies = dict.fromkeys(CopyKind, 0)
-
-    def execute(self, batch):
-        self.now += 0.010 + 0.001 * batch.num_tokens
-        for copy in batch.copies:
-            self.copies[copy.kind] += 1
-        return super().execute(batch)
 
 
 def overcommitted(swap_slots, copy_seconds=0.0, prefix_caching=True):
     """Six requests of 32 tokens on a pool of 48; runs to the end, books checked after every step."""
     info = model_info(num_blocks=12, swap_slots=swap_slots, block_copy_seconds=copy_seconds)
-    machine = Machine(info)
-    core = EngineCore(machine, info, SchedulerLimits(6, 16), prefix_caching=prefix_caching, clock=lambda: machine.now)
+    machine = TimedRunner(info)
+    core = EngineCore(machine, info, SchedulerLimits(6, 16), prefix_caching=prefix_caching, clock=machine)
     for name, prompt in PROMPTS.items():
         core.submit(GenerationRequest(name, prompt, 24, ignore_eos=True))
     tokens = {name: [] for name in PROMPTS}
@@ -72,8 +57,8 @@ def test_a_swap_space_that_is_too_small_for_a_sequence_leaves_it_to_be_computed_
 
 def test_an_abort_while_swapped_out_gives_the_slots_back():
     info = model_info(num_blocks=12, swap_slots=40)
-    machine = Machine(info)
-    core = EngineCore(machine, info, SchedulerLimits(6, 16), clock=lambda: machine.now)
+    machine = TimedRunner(info)
+    core = EngineCore(machine, info, SchedulerLimits(6, 16), clock=machine)
     for name, prompt in PROMPTS.items():
         core.submit(GenerationRequest(name, prompt, 24, ignore_eos=True))
     while not any(one.parked for one in core.scheduler.waiting):

@@ -94,6 +94,36 @@ class FakeRunner:
         return piece.block_table[position // self.info.block_size], position % self.info.block_size
 
 
+class TimedRunner(FakeRunner):
+    """A `FakeRunner` whose steps take time, on a clock of its own: called, it tells the seconds.
+
+    Args:
+        fixed: seconds of a step.
+        by_token: seconds of each of its tokens.
+
+    Attributes:
+        copies: block copies so far, by kind.
+    """
+
+    def __init__(self, info: ModelInfo, *, fixed: float = 0.010, by_token: float = 0.001) -> None:
+        super().__init__(info)
+        self.now = 0.0
+        self.copies = dict.fromkeys(CopyKind, 0)
+        self._fixed = fixed
+        self._by_token = by_token
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+    def execute(self, batch: StepBatch) -> list[int | None]:
+        """Let time go by, then do what a runner does."""
+        self.now += self._fixed + self._by_token * batch.num_tokens
+        for copy in batch.copies:
+            self.copies[copy.kind] += 1
+        return super().execute(batch)
+
+
 class FakeFiles:
     """A disk beside a `FakeRunner`; implements `offload.BlockFiles`.
 

@@ -63,6 +63,29 @@ def save_tiny_encoder(folder: Path, seed: int = 0, **settings: Any) -> Path:
     return folder
 
 
+def generate(model: Any, prompt: list[int], count: int) -> tuple[list[int], float]:
+    """What transformers' own `generate` makes of a prompt, greedily.
+
+    Args:
+        model: of transformers.
+        count: new tokens at most.
+
+    Returns:
+        The new tokens, and the smallest lead that one of them had before the second best, in logits: where two programs
+        differ by more than that, chance decides.
+    """
+    result = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=count,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    first, second = torch.cat(result.logits).topk(2).values.T
+    return result.sequences[0, len(prompt) :].tolist(), float((first - second).min())
+
+
 def tiny_config(folder: Path, **groups: dict[str, Any]) -> ServerConfig:
     """A server configuration for a tiny model: one thread, blocks of 4 tokens, a KV cache of 4 MiB."""
     defaults: dict[str, dict[str, Any]] = {
