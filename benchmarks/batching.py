@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.bars import Chart, draw
 from benchmarks.clients import mixed_jobs, run_clients
-from benchmarks.machine import OthersMeter
+from benchmarks.machine import OthersMeter, float_format
 from benchmarks.pages import DOCS, batching_table, fill
 from benchmarks.real_engine import MODEL, load_model
 from benchmarks.results import NOISY_CORES, median_rows, write_rows
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of few requests; writes nothing")
     quick = parser.parse_args().quick
     count, rounds = (24, 1) if quick else (80, 3)
-    rows = measure(load_model("bfloat16"), count, rounds)
+    rows = measure(load_model(float_format()), count, rounds)
     print(batching_table({"runs": rows}))
     if not quick:
         _write(rows, count)
@@ -81,7 +81,7 @@ def _write(rows: list[dict[str, Any]], count: int) -> None:
         "continuous_over_static_packed": rate["continuous"] / rate["static, packed"],
         "continuous_over_dynamic": rate["continuous"] / rate["dynamic"],
     }
-    workload = {"model": MODEL, "dtype": "bfloat16", "clients": CLIENTS, "requests": count, "outputs": "16..256"}
+    workload = {"model": MODEL, "dtype": float_format(), "clients": CLIENTS, "requests": count, "outputs": "16..256"}
     print(write_rows("batching", workload, rows, ratios), ratios)
     charts = [
         Chart("Output tokens per second", rate),

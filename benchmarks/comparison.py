@@ -23,7 +23,7 @@ from benchmarks import pages as pages_
 from benchmarks import results, roofline, workloads
 from benchmarks.environments import CACHE, PEERS, say
 from benchmarks.load import Record, poisson, spans, summarise
-from benchmarks.machine import OthersMeter, facts, rss_bytes, tree
+from benchmarks.machine import OthersMeter, float_format, rss_bytes, tree
 from benchmarks.peers.huggingface import transformers_serve
 from benchmarks.peers.llamacpp import llama_server
 from benchmarks.peers.openvino import openvino
@@ -34,7 +34,7 @@ from benchmarks.servers import Driver, Running, Server, paceline, running
 STORE = Path(os.environ.get("PACELINE_MODEL_STORE", CACHE / "models"))
 MODEL = STORE / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
 _COMMON_LOAD = 0.7
-VLLM = "vLLM bf16" if {"avx512_bf16", "amx_bf16"} & set(facts()["flags"]) else "vLLM f32"
+VLLM = "vLLM bf16" if float_format() == "bfloat16" else "vLLM f32"
 """In its best precision here: without instructions for bfloat16 it emulates them, at a few tokens a second."""
 _SHOWN = ("paceline int8", "paceline float32", VLLM, "transformers serve")  # in the picture of one run
 _QUICK = ("paceline float32", "paceline int8", "transformers serve")

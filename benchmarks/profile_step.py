@@ -14,6 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from benchmarks.machine import float_format
 from paceline_server.config import parse
 from paceline_server.engine.batch import SamplingParams, SequenceSlice, StepBatch
 from paceline_server.model.fused_decoder import STAGES
@@ -51,13 +52,13 @@ def profile(runner: Any, batch: StepBatch, steps: int) -> dict[str, float]:
 
 
 def main(folder: Path, *, quick: bool) -> None:
-    """Print the table, bfloat16 and int8 one after the other."""
+    """Print the table, of the float format and of int8, one after the other."""
     kinds = {"decode 1": decodes(1), "decode 4": decodes(4), "decode 16": decodes(16), f"prefill {CONTEXT}": prefill()}
     columns = (*STAGES, "outside", "step")
     for quantization in (None, "int8"):
-        engine = {"model_path": str(folder), "device": "cpu", "dtype": "bfloat16", "quantization": quantization}
+        engine = {"model_path": str(folder), "device": "cpu", "dtype": float_format(), "quantization": quantization}
         runner = load(parse({"engine": engine, "kv_cache": {"block_size_tokens": BLOCK}}), lambda _: None).runner
-        print(f"| {quantization or 'bfloat16'} | " + " | ".join(columns) + " |")
+        print(f"| {quantization or float_format()} | " + " | ".join(columns) + " |")
         print("|---" * (len(columns) + 1) + "|")
         for name, batch in kinds.items():
             figures = profile(runner, batch, 2 if quick else STEPS)

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.claims import batches, memory, prompts
 from benchmarks.claims.rows import Measured
-from benchmarks.machine import OthersMeter
+from benchmarks.machine import OthersMeter, float_format
 from benchmarks.pages import fill
 from benchmarks.real_engine import MODEL, load_model
 from benchmarks.results import FOLDER, NOISY_CORES, write_rows
@@ -46,7 +46,7 @@ def main() -> None:
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: no such measurement")
     names = arguments.keys or list(MEASUREMENTS)
-    loaded = load_model("bfloat16", cpu_memory_gb=1.5, swap_space_gb=0.25)
+    loaded = load_model(float_format(), cpu_memory_gb=1.5, swap_space_gb=0.25)
     rows: dict[str, Any] = {}
     ratios: dict[str, float] = {}
     for name in names:
@@ -68,7 +68,7 @@ def _write(rows: dict[str, Any], ratios: dict[str, float]) -> None:
         old = json.loads(path.read_text(encoding="utf-8"))
         rows = {row["measurement"]: row for row in old["runs"]} | rows
         ratios = old["ratios"] | ratios
-    print(write_rows("claims", {"model": MODEL, "dtype": "bfloat16"}, _ordered(rows), ratios))
+    print(write_rows("claims", {"model": MODEL, "dtype": float_format()}, _ordered(rows), ratios))
     print(fill("claims"))
 
 

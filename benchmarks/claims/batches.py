@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.batching import BATCHERS, CLIENTS, REQUESTS, make_core
 from benchmarks.claims.rows import Measured
 from benchmarks.clients import ClosedLoop, Job, mixed_jobs, run_clients
+from benchmarks.machine import float_format
 from paceline_server.engine.batchers import Batcher, Batching
 from paceline_server.engine.loop import Loaded
 
@@ -72,7 +73,7 @@ def _generate(loaded: Loaded, jobs: list[Job]) -> float:
     """Output tokens/s of `generate`, greedy, with its own KV cache, on the machine's cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(2)  # our kernels leave torch one
-    model = AutoModelForCausalLM.from_pretrained(loaded.info.folder, dtype=torch.bfloat16).eval()
+    model = AutoModelForCausalLM.from_pretrained(loaded.info.folder, dtype=getattr(torch, float_format())).eval()
     generated, begin = 0, perf_counter()
     for job in jobs:
         prompt = torch.tensor([job.prompt])

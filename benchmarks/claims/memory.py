@@ -7,6 +7,7 @@ from statistics import mean
 from time import perf_counter
 
 from benchmarks.claims.rows import Measured
+from benchmarks.machine import float_format
 from benchmarks.real_engine import load_model
 from benchmarks.traces import MACHINE, at_once, poisson
 from paceline_server.config import SchedulingConfig
@@ -48,7 +49,7 @@ def block_size(_: Loaded, *, quick: bool) -> Measured:
     """Decode speed of 16 sequences at 512 tokens of context, and memory lost at their ends, by the size of a block."""
     speed, lost = {}, {}
     for size in (16, 128) if quick else _BLOCK_SIZES:
-        loaded = load_model("bfloat16", block_size_tokens=size)
+        loaded = load_model(float_format(), block_size_tokens=size)
         speed[size] = _SEQUENCES / _decode_seconds(loaded.runner, size, 4 if quick else 40)
         lost[size] = _lost_share(size)
         del loaded

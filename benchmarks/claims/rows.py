@@ -55,7 +55,7 @@ CLAIMS = (
         "continuous batching over one `generate` at a time",
         "vLLM, announcement of June 2023",
         "up to 24x throughput over Hugging Face Transformers",
-        "output tokens/s, 16 clients, over transformers' `generate`, both bfloat16",
+        "output tokens/s, 16 clients, over transformers' `generate`, in one float format",
     ),
     Claim(
         "paged_over_contiguous",
