@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--servers", default=",".join(SERVERS), help="comma-separated; default: all")
     parser.add_argument("--workloads", default="A,B,C,D,E", help="comma-separated; default: all")
+    parser.add_argument("--add", action="store_true", help="keep the result file's runs, if they are of this machine")
     options = parser.parse_args()
     names = _QUICK if options.quick else options.servers.split(",")
     letters = ("A",) if options.quick else options.workloads.split(",")
@@ -70,11 +71,12 @@ def main() -> None:
     roof = roofline.measure()
     described = {letter: _describe(one) for letter, one in plan.items()} | {"roof": roof.describe()}
     name = "quick" if options.quick else "peers"
-    runs: list[results.Run] = []
-    for number in range(1 if options.quick else options.rounds):
+    workload, runs = results.earlier(name) if options.add else ({}, [])
+    first = 1 + max((run.round for run in runs), default=-1)
+    for number in range(first, first + (1 if options.quick else options.rounds)):
         runs += _round(names, plan, number, runs)
-        shares = _shares_of_roof(roof, plan["A"], runs) if "A" in plan else {}
-        path = results.write(name, described, runs, ratios(runs) | shares)
+        shares = _shares_of_roof(roof, workloads.mixed(MODEL, 64), runs)
+        path = results.write(name, workload | described, runs, ratios(runs) | shares)
     pages = [] if options.quick else [pages_.fill("peers")]
     print(results.table(runs), f"\nwritten to {path}", *_draw(name, runs), *pages, sep="\n")
 

@@ -8,6 +8,7 @@ Where nothing was measured yet the place is empty. A test holds the pages to the
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -71,9 +72,10 @@ def peers_table(result: Result) -> str:
             f"| {median(run.start_seconds for run in own):.1f} s "
             f"| {median(run.rss_mib for run in own):.0f} MiB |"
         )
-    rounds = max(run.round for run in runs) + 1
-    noisy = " Runs during which others used more than a tenth of a core are left out." if rounds > 1 else ""
-    return "\n".join([*lines, "", f"Medians of {rounds} rounds (least to most).{noisy}"])
+    rounds = Counter((run.server, run.workload) for run in runs).values()
+    counts = f"{min(rounds)} to {max(rounds)}" if min(rounds) < max(rounds) else f"{max(rounds)}"
+    noisy = " Runs during which others used more than a tenth of a core are left out." if max(rounds) > 1 else ""
+    return "\n".join([*lines, "", f"Medians of {counts} runs (least to most).{noisy}"])
 
 
 def _rate(runs: Sequence[Run], server: str, letter: str) -> str:

@@ -67,6 +67,21 @@ def write(name: str, workload: Mapping[str, Any], runs: Sequence[Run], ratios: M
     return write_rows(name, workload, [asdict(run) for run in runs], ratios)
 
 
+def earlier(name: str) -> tuple[dict[str, Any], list[Run]]:
+    """What a result file of `write` says of its workloads, and its runs; nothing where there is none.
+
+    Raises:
+        RuntimeError: it is of another machine, or of other versions: figures of both would not compare.
+    """
+    path = FOLDER / f"{name}.json"
+    if not path.exists():
+        return {}, []
+    result = json.loads(path.read_text(encoding="utf-8"))
+    if result["machine"] != facts():
+        raise RuntimeError(f"{path} is of another machine or other versions: measure without it")
+    return result["workload"], read_runs(result)
+
+
 def write_rows(
     name: str, workload: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float]
 ) -> Path:
@@ -101,10 +116,12 @@ def median_rows(rows: Sequence[Mapping[str, Any]], group: str, figure: str) -> d
 
 def read_runs(result: Mapping[str, Any]) -> list[Run]:
     """The runs of a result file that `write` has written."""
-    return [
-        Run(**{key: value for key, value in run.items() if key != "noisy"} | {"figures": Figures(**run["figures"])})
-        for run in result["runs"]
-    ]
+    return [_read_run(run) for run in result["runs"]]
+
+
+def _read_run(fields: Mapping[str, Any]) -> Run:
+    typed = {"figures": Figures(**fields["figures"]), "spans": tuple(map(tuple, fields["spans"]))}
+    return Run(**{key: value for key, value in fields.items() if key != "noisy"} | typed)
 
 
 def table(runs: Sequence[Run]) -> str:

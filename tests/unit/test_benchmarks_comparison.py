@@ -92,3 +92,13 @@ def test_the_readmes_table_has_a_row_for_each_server_and_comes_out_of_the_file_a
     text = peers_table({"runs": json.loads(json.dumps([asdict(one) for one in runs]))})
     assert "| ours 1 | **210** (200–220) |  | 0.50 / 0.50 s" in text
     assert "| theirs 1 |  | **90** (90–90) | " in text
+
+
+def test_runs_are_added_to_those_of_this_machine_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    assert results.earlier("peers") == ({}, [])
+    path = results.write("peers", {"A": "mixed"}, [run("x")], {})
+    assert results.earlier("peers") == ({"A": "mixed"}, [run("x")])
+    path.write_text(path.read_text().replace('"cores": ', '"cores": 9'))
+    with pytest.raises(RuntimeError, match="another machine"):
+        results.earlier("peers")
