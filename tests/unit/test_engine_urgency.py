@@ -1,4 +1,4 @@
-"""A request whose deadline is near takes the slot of a running one of a lower tier, and everybody still finishes."""
+"""A request whose deadline is near takes slot and blocks of running ones of a lower tier, and everybody finishes."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,10 +33,21 @@ class Engine:
         by_token: seconds that a token takes besides; where there are some, swapping pays.
     """
 
-    def __init__(self, batch=2, blocks=64, budget=16, policy="slo", caching=False, swap=0, by_token=0.0):
+    def __init__(
+        self,
+        batch=2,
+        blocks=64,
+        budget=16,
+        policy="slo",
+        caching=False,
+        swap=0,
+        by_token=0.0,
+        copying=0.0,
+        block_size=4,
+    ):
         self.now = 0.0
         self.by_token = by_token
-        info = model_info(num_blocks=blocks, swap_slots=swap)
+        info = model_info(num_blocks=blocks, block_size=block_size, swap_slots=swap, block_copy_seconds=copying)
         config = SchedulingConfig(policy=policy, admission="none")
         limits = SchedulerLimits(batch, budget)
         runner = TimedRunner(info, self.pass_time)
@@ -45,6 +56,8 @@ class Engine:
         self.got: dict[tuple[str, int], list[int]] = {}
         self.first: dict[str, float] = {}
         self.ended: set[str] = set()
+        self.yields: dict[str, int] = {}
+        self.preempted: set[str] = set()
 
     def pass_time(self, tokens):
         self.now += self.by_token * tokens
@@ -59,6 +72,9 @@ class Engine:
         outputs = self.core.step()
         self.now += STEP
         self.core.scheduler.check_integrity()
+        for one in [*self.core.scheduler.running, *self.core.scheduler.waiting]:
+            self.yields |= {one.request_id: one.yields} if one.yields else {}
+            self.preempted |= {one.request_id} if one.preemptions else set()
         for output in outputs:
             self.first.setdefault(output.request_id, self.now)
             self.got[output.request_id, output.index] += output.token_ids
@@ -174,6 +190,93 @@ def test_a_tenant_takes_slots_of_its_own_and_of_one_that_holds_more_by_weight_an
         assert engine.preemptions == preemptions, (holder, weight)
 
 
+def full_pool(prompts, spare=0, last=Tier.BATCH, budget=192, **options):
+    """Sequences that hold all blocks, of 16 tokens, but one for each other one and the spare; slots are free."""
+    blocks = sum(-(-prompt // 16) for prompt in prompts) + len(prompts) - 1 + spare
+    engine = Engine(batch=8, blocks=blocks, block_size=16, budget=budget, **options)
+    for number, prompt in enumerate(prompts):
+        tier = Tier.BATCH if number < len(prompts) - 1 else last
+        engine.ask(str(number), tier, 60, prompt, token=20 + number)
+        engine.run(2)
+    assert len(engine.core.scheduler.running) == len(prompts)
+    return engine
+
+
+def test_where_slots_are_free_but_blocks_are_not_the_urgent_one_takes_the_blocks_of_one_and_is_in_time():
+    engine = full_pool([82, 66, 98])
+    asked = engine.now
+    engine.ask("urgent", Tier.INTERACTIVE, 5, prompt=40)
+    engine.run(10)
+    assert engine.first["urgent"] - asked <= TTFT
+    assert engine.yields == {"1": 1}
+    engine.run(400)
+    assert engine.ended == {"0", "1", "2", "urgent"}
+    engine.assert_all_got_their_own_tokens()
+
+
+def test_nobody_makes_room_where_the_urgent_one_fits():
+    engine = full_pool([82, 66], spare=6)
+    engine.ask("urgent", Tier.INTERACTIVE, 5, prompt=40)
+    engine.run(10)
+    assert "urgent" in engine.first
+    assert engine.yields == {}
+
+
+def test_of_those_whose_blocks_are_enough_the_one_yields_that_has_least_to_compute_anew():
+    engine = full_pool([4, 98, 82, 66])
+    engine.ask("urgent", Tier.INTERACTIVE, 1, prompt=20)
+    engine.run(10)
+    assert engine.yields == {"3": 1}
+
+
+def test_several_make_room_where_one_does_not_free_enough():
+    engine = full_pool([34, 50, 50, 50, 34], budget=256)
+    asked = engine.now
+    engine.ask("urgent", Tier.INTERACTIVE, 5, prompt=100)
+    engine.run(10)
+    assert engine.first["urgent"] - asked <= TTFT
+    assert sum(engine.yields.values()) == 2
+    engine.run(600)
+    assert engine.ended == {*"01234", "urgent"}
+    engine.assert_all_got_their_own_tokens()
+
+
+def test_nobody_makes_room_where_what_several_would_free_is_too_little_or_costs_more_than_a_steps_work():
+    for prompts, budget in (([200, 4, 4], 192), ([34, 50, 50, 50, 34], 100)):
+        engine = full_pool(prompts, budget=budget)
+        engine.ask("urgent", Tier.INTERACTIVE, 5, prompt=100)
+        engine.run(10)
+        assert engine.yields == {}
+
+
+def test_what_is_parked_in_host_memory_is_not_thrown_away_so_it_may_be_more_than_a_steps_work():
+    for swap, yields in ((20, {"1": 1}), (0, {})):
+        engine = full_pool([4, 130, 130], budget=100, swap=swap, by_token=0.002, copying=0.0001)
+        engine.ask("urgent", Tier.INTERACTIVE, 1, prompt=20)
+        engine.run(8)
+        assert engine.yields == yields
+
+
+def test_when_the_pool_runs_out_an_urgent_one_keeps_its_blocks_longer_than_those_of_a_lower_tier():
+    engine = full_pool([66, 66, 66, 66])
+    engine.ask("urgent", Tier.INTERACTIVE, 60)
+    engine.run(100)
+    assert "urgent" in engine.ended
+    assert engine.preemptions >= 2, "one made room, and another one was thrown out when the pool ran out"
+    assert engine.preempted.isdisjoint({"urgent"})
+
+
+def test_an_urgent_one_does_not_pass_one_of_its_own_tier_that_waits_to_be_resumed():
+    for tier, yields in ((Tier.INTERACTIVE, {}), (Tier.BATCH, {"1": 1})):
+        engine = full_pool([66, 66, 66], last=tier)
+        while not engine.preempted:
+            engine.step()
+        assert engine.preempted == {"2"}
+        engine.ask("urgent", Tier.INTERACTIVE, 1, prompt=50)
+        engine.run(10)
+        assert engine.yields == yields
+
+
 requests = st.fixed_dictionaries(
     {
         "tier": st.sampled_from(list(Tier)),
@@ -187,8 +290,8 @@ requests = st.fixed_dictionaries(
 arrivals = st.lists(st.tuples(st.integers(0, 40), requests), min_size=1, max_size=25)
 machines = st.fixed_dictionaries(
     {
-        "batch": st.integers(1, 4),
-        "blocks": st.integers(12, 40),
+        "batch": st.integers(1, 6),
+        "blocks": st.integers(10, 40),
         "caching": st.booleans(),
         "swap": st.sampled_from([0, 8]),
         "by_token": st.sampled_from([0.0, 0.001]),

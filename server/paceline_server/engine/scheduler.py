@@ -7,11 +7,12 @@ line, in the order of its policy.
 Invariants that the property tests hold:
 
 - A sequence gets all blocks for its known tokens when it is admitted, so only decoding grows a block table.
-- When the pool is exhausted the most recently admitted sequence is preempted: its blocks go, its tokens stay, its KV
-  may be parked in host memory (`tables`), and it returns to the waiting line. The oldest one is never preempted and
-  every request fits the pool alone, so the oldest always finishes: there is progress, whatever the policy.
-- A request whose deadline is near takes the slot of a running one of a lower tier (`urgency`), if no more than a step's
-  work is thrown away. Each yields a bounded number of times, and is back before another one does; never the oldest.
+- When the pool is exhausted the last sequence in `running` is preempted: its blocks go, its tokens stay, its KV may be
+  parked in host memory (`tables`), and it returns to the waiting line. The first one is never preempted and every
+  request fits the pool alone, so the first always finishes: there is progress, whatever the policy.
+- A request whose deadline is near takes slot and blocks of running ones of a lower tier (`urgency`), if no more than a
+  step's work is thrown away, and enters `running` before those of that tier. Each yields a bounded number of times, so
+  each is passed so a bounded number of times; it is back before others yield; never the first.
 - A preempted sequence comes back only when its blocks fit with a reserve for those that run, so that it is not thrown
   out again at once.
 - A sequence whose next block is being computed by another one waits for it instead of computing it too. Prompts under
@@ -31,7 +32,7 @@ from paceline_server.engine.pacing import Pacer
 from paceline_server.engine.queue import WaitingLine
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.tables import BlockTables
-from paceline_server.engine.urgency import cheapest_victim
+from paceline_server.engine.urgency import cheapest_victims, place_of
 
 _SLOTS_BY_HEADROOM = 8  # of so many slots the last one is not for the tenant that holds most
 _MAX_PASSED = 16  # sequences that a step tries and passes before it gives up
@@ -93,7 +94,7 @@ class Scheduler:
         self.blocks = tables.blocks
         self.waiting = waiting
         self._pacer = pacer
-        self.running: list[Sequence] = []  # in order of admission: the last one is preempted first
+        self.running: list[Sequence] = []  # by admission, urgent ones further ahead: the last one is preempted first
         self.totals = SchedulerTotals()
         self._expiring: LazyHeap[float, Sequence] = LazyHeap()  # sequences with a timeout, by when it is over
         self._arrivals = 0
@@ -137,7 +138,7 @@ class Scheduler:
         Args:
             now: the engine's clock in seconds; stamps the first scheduling of a sequence.
         """
-        self._yield_slot(now)
+        self._make_room(now)
         plan = self._decodes(now)
         budget = self._prefill_budget(plan)
         budget -= self._prefills(plan, budget, now)
@@ -181,28 +182,28 @@ class Scheduler:
         assert len(self.running) <= self.limits.max_batch_size
         self.tables.check_integrity(self.running, self.waiting)
 
-    def _yield_slot(self, now: float) -> None:
-        """Where all slots are taken, let a running sequence make room for one of a higher tier that is nearly late."""
-        if len(self.running) < self.limits.max_batch_size:
-            return
+    def _make_room(self, now: float) -> None:
+        """Let running sequences make room for one of a higher tier that is nearly late, where it does not fit."""
         urgent = self.waiting.take_pressing(now)
         if urgent is None:
             return
-        victim = self._victim_for(urgent)
-        if victim is None:
+        victims = self._victims_for(urgent)
+        if not victims:
             self.waiting.put_back(urgent, now)
             return
-        victim.yields += 1
-        self._preempt(victim, now)
+        for victim in victims:
+            victim.yields += 1
+            self._preempt(victim, now)
         placed = self._place(urgent)
-        assert placed, "a sequence made room in vain"
-        self.running.append(urgent)
+        assert placed, "sequences made room in vain"
+        self.running.insert(place_of(urgent, self.running), urgent)
 
-    def _victim_for(self, urgent: Sequence) -> Sequence | None:
+    def _victims_for(self, urgent: Sequence) -> list[Sequence]:
         """Who makes room; nobody where another answer to the prompt has begun, or its prefix is about to come."""
         if self.tables.runs_sibling(urgent) or self.tables.waits_for_prefix(urgent):
-            return None
-        return cheapest_victim(urgent, self.running, self.blocks, self.limits.max_tokens_in_batch)
+            return []
+        limits = self.limits
+        return cheapest_victims(urgent, self.running, self.tables, limits.max_batch_size, limits.max_tokens_in_batch)
 
     def _decodes(self, now: float) -> list[Scheduled]:
         oldest_first = list(self.running)  # a copy: growing may preempt

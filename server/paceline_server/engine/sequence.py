@@ -42,7 +42,7 @@ class Sequence:
         arrival, first_scheduled: times on the engine's clock, in seconds.
         number: the scheduler counts arrivals; breaks ties.
         overtaken: times that an equal of which more was cached went before it (`preference`).
-        yields: times that it gave its slot to a more urgent one (`urgency`).
+        yields: times that it made room for a more urgent one (`urgency`).
         blocked_since: when it was first its turn and it did not fit; None once it runs.
     """
 

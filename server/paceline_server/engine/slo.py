@@ -108,13 +108,14 @@ class SloLine:
     def take_pressing(self, now: float) -> Sequence | None:
         """Take out the first in time of the tenant whose turn it is, if most of its time to the first token is gone.
 
-        None while something waits that was preempted: a sequence that made room is back before another one does.
+        None while something waits that was preempted and has made room before, or is as urgent: it is back first.
         """
         tenant = self._next_tenant(now)
-        if tenant is None or len(self._resumed):
-            return None
-        sequence = self._lines[tenant].first_in_time(now)
+        sequence = None if tenant is None else self._lines[tenant].first_in_time(now)
         if sequence is None or now < sequence.arrival + _PRESSING * (self._deadline(sequence) - sequence.arrival):
+            return None
+        rank = RANKS[sequence.request.tier]
+        if any(one.yields or RANKS[one.request.tier] <= rank for one in self._resumed):
             return None
         return self._hand_out(sequence, now)
 

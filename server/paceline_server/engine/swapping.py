@@ -56,6 +56,15 @@ class PreemptionCosts:
 
     def swap_is_cheaper(self, tokens: int, blocks: int) -> bool:
         """Whether copying that many blocks out and in again takes less time than computing their tokens again."""
+        return self._swap_seconds(blocks) < self._recompute_seconds(tokens)
+
+    def swap_cost_in_tokens(self, tokens: int, blocks: int) -> int:
+        """How many computed tokens cost what copying these blocks does, where that is cheaper than computing all."""
+        return round(tokens * self._swap_seconds(blocks) / self._recompute_seconds(tokens))
+
+    def _swap_seconds(self, blocks: int) -> float:
+        return 2 * blocks * self.copy_seconds
+
+    def _recompute_seconds(self, tokens: int) -> float:
         fixed = self.step_time.seconds(0, 0)  # of a step that runs anyway
-        recompute = self.step_time.seconds(tokens, pairs_of(0, tokens)) - fixed
-        return 2 * blocks * self.copy_seconds < recompute
+        return self.step_time.seconds(tokens, pairs_of(0, tokens)) - fixed

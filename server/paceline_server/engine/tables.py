@@ -65,6 +65,10 @@ class BlockTables:
         """Tokens of a waiting or new sequence that the prefix cache would bring now."""
         return len(self._cached_prefix(sequence)) * self.blocks.block_size
 
+    def cached_blocks(self, sequence: Sequence) -> set[int]:
+        """Blocks of the device that hold the prefix of a waiting sequence now."""
+        return {block for block in self._cached_prefix(sequence) if block is not None}
+
     def runs_sibling(self, sequence: Sequence) -> bool:
         """Whether another answer to the same prompt runs."""
         return sequence.group is not None and sequence.group in self._groups
@@ -122,6 +126,13 @@ class BlockTables:
         full_before = sequence.num_computed // self.blocks.block_size
         sequence.num_computed += count
         self._publish(sequence, full_before)
+
+    def preemption_cost(self, sequence: Sequence) -> int:
+        """Computed tokens that preempting a running sequence throws away, or that the copies of a parked one cost."""
+        blocks = self.blocks.blocks_for(sequence.num_computed)
+        if self._costs is None or not self._parks(sequence):
+            return sequence.num_computed
+        return self._costs.swap_cost_in_tokens(sequence.num_computed, blocks)
 
     def suspend(self, sequence: Sequence) -> None:
         """Take the blocks of a sequence that is preempted; its KV goes to host memory where that is cheaper."""
@@ -249,13 +260,17 @@ class BlockTables:
             self.blocks.publish(sequence.block_table[index], digests[index])
             self._promised.keep(sequence.request_id, digests[index])
 
-    def _park(self, sequence: Sequence) -> Parked | None:
-        """Copy a running sequence's KV to host memory; None where there is no room, or computing it is cheaper."""
+    def _parks(self, sequence: Sequence) -> bool:
         blocks = self.blocks.blocks_for(sequence.num_computed)
         if self._costs is None or not 0 < blocks <= self._swap.num_free:
+            return False
+        return self._costs.swap_is_cheaper(sequence.num_computed, blocks)
+
+    def _park(self, sequence: Sequence) -> Parked | None:
+        """Copy a running sequence's KV to host memory; None where there is no room, or computing it is cheaper."""
+        if not self._parks(sequence):
             return None
-        if not self._costs.swap_is_cheaper(sequence.num_computed, blocks):
-            return None
+        blocks = self.blocks.blocks_for(sequence.num_computed)
         slots = self._swap.take(blocks)
         self._copies += map(BlockCopy, [CopyKind.OUT] * blocks, sequence.block_table, slots)
         self.totals.swapped_out_blocks += blocks
