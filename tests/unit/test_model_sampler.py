@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_server.engine.batch import SamplingParams, SequenceSlice, StepBatch
+from paceline_server.model import native_sampler, sampler
+from paceline_server.model.native import ThreadPool
 from paceline_server.model.packing import SamplingBatch, pack_sampling
 from paceline_server.model.randomness import gumbel, gumbels, outputs
-from paceline_server.model.sampler import sample
 
 VOCABULARY = 12
 LOGITS = torch.linspace(2.0, -2.0, VOCABULARY)[torch.randperm(VOCABULARY, generator=torch.manual_seed(0))]
+
+
+Sample = Callable[[torch.Tensor, SamplingBatch], list[int]]
+
+
+@pytest.fixture(scope="module", params=["torch", "kernels"])
+def sample(request: pytest.FixtureRequest) -> Sample:
+    """Both ways to draw keep the same promises."""
+    return sampler.sample if request.param == "torch" else partial(native_sampler.sample, ThreadPool(2))
 
 
 def batch_of(rows: list[tuple[SamplingParams, int]], banned: tuple[int, ...] = ()) -> SamplingBatch:
@@ -27,7 +39,7 @@ def batch_of(rows: list[tuple[SamplingParams, int]], banned: tuple[int, ...] = (
     )
 
 
-def draws(count: int, logits: torch.Tensor = LOGITS, seed: int = 7, **params: Any) -> list[int]:
+def draws(sample: Sample, count: int, logits: torch.Tensor = LOGITS, seed: int = 7, **params: Any) -> list[int]:
     """One row's draws at `count` positions."""
     rows = [(SamplingParams(seed=seed, **params), position) for position in range(1, count + 1)]
     return sample(logits.repeat(count, 1), batch_of(rows))
@@ -61,9 +73,9 @@ def kept_by(logits: torch.Tensor, top_k: int = 0, top_p: float = 1.0, min_p: flo
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
-def test_tokens_follow_the_softmax_of_the_scaled_logits(temperature: float) -> None:
+def test_tokens_follow_the_softmax_of_the_scaled_logits(sample: Sample, temperature: float) -> None:
     expected = (LOGITS / temperature).softmax(0)
-    assert chi_square(draws(20_000, temperature=temperature), expected) < limit(VOCABULARY - 1)
+    assert chi_square(draws(sample, 20_000, temperature=temperature), expected) < limit(VOCABULARY - 1)
 
 
 @pytest.mark.parametrize(
@@ -78,33 +90,33 @@ def test_tokens_follow_the_softmax_of_the_scaled_logits(temperature: float) -> N
         {"top_k": 1000},
     ],
 )
-def test_filters_keep_and_renormalise_as_generate_does(filters: dict[str, Any]) -> None:
+def test_filters_keep_and_renormalise_as_generate_does(sample: Sample, filters: dict[str, Any]) -> None:
     expected = kept_by(LOGITS, **filters)
     freedom = max(1, int((expected > 0).sum()) - 1)
-    assert chi_square(draws(10_000, **filters), expected) < limit(freedom)
+    assert chi_square(draws(sample, 10_000, **filters), expected) < limit(freedom)
 
 
 @given(st.integers(0, 2**31), st.floats(0.05, 0.999), st.floats(0.05, 8.0))
 @settings(max_examples=60, deadline=None)
-def test_the_nucleus_is_exact_however_wide_it_is(seed: int, top_p: float, spread: float) -> None:
+def test_the_nucleus_is_exact_however_wide_it_is(sample: Sample, seed: int, top_p: float, spread: float) -> None:
     # More tokens than the first look at the largest logits takes in, so wide nuclei need a second look.
     logits = torch.randn(3000, generator=torch.manual_seed(seed)) * spread
     inside = kept_by(logits, top_p=float(np.float32(top_p))) > 0
-    tokens = draws(64, logits, seed=seed, top_p=top_p)
+    tokens = draws(sample, 64, logits, seed=seed, top_p=top_p)
     assert inside[tokens].all()
 
 
-def test_the_last_token_of_a_wide_nucleus_can_be_drawn() -> None:
+def test_the_last_token_of_a_wide_nucleus_can_be_drawn(sample: Sample) -> None:
     flat = torch.zeros(3000)
     flat[::2] = 1e-3  # a nucleus of 0.9 ends among the odd ones
-    assert {token % 2 for token in draws(400, flat, top_p=0.9)} == {0, 1}
+    assert {token % 2 for token in draws(sample, 400, flat, top_p=0.9)} == {0, 1}
 
 
-def test_zero_temperature_takes_the_most_likely_token_whatever_else_is_set() -> None:
-    assert set(draws(50, temperature=0.0, top_k=5, top_p=0.9, min_p=0.1)) == {int(LOGITS.argmax())}
+def test_zero_temperature_takes_the_most_likely_token_whatever_else_is_set(sample: Sample) -> None:
+    assert set(draws(sample, 50, temperature=0.0, top_k=5, top_p=0.9, min_p=0.1)) == {int(LOGITS.argmax())}
 
 
-def test_banned_tokens_are_never_drawn_and_the_others_share_their_mass() -> None:
+def test_banned_tokens_are_never_drawn_and_the_others_share_their_mass(sample: Sample) -> None:
     banned = tuple(LOGITS.argsort(descending=True)[:3].tolist())
     rows = [(SamplingParams(seed=1), position) for position in range(1, 5001)]
     tokens = sample(LOGITS.repeat(len(rows), 1), batch_of(rows, banned))
@@ -131,7 +143,7 @@ def mixed_rows(draw: st.DrawFn) -> list[tuple[SamplingParams, int]]:
 @given(mixed_rows(), st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
 def test_a_draw_depends_neither_on_what_shares_the_batch_nor_on_the_order(
-    rows: list[tuple[SamplingParams, int]], shuffler: Any
+    sample: Sample, rows: list[tuple[SamplingParams, int]], shuffler: Any
 ) -> None:
     # Logits on a coarse grid, as bfloat16 gives them: many tokens tie at the edge of a filter.
     logits = (torch.randn(len(rows), 2000, generator=torch.manual_seed(5)) * 4).round() / 2
@@ -144,10 +156,10 @@ def test_a_draw_depends_neither_on_what_shares_the_batch_nor_on_the_order(
     assert shuffled == [together[row] for row in order]
 
 
-def test_seeds_and_positions_give_different_numbers_that_repeat() -> None:
-    assert draws(200, seed=1) == draws(200, seed=1)
-    assert draws(200, seed=1) != draws(200, seed=2)
-    assert len(set(draws(200, seed=1))) > 5
+def test_seeds_and_positions_give_different_numbers_that_repeat(sample: Sample) -> None:
+    assert draws(sample, 200, seed=1) == draws(sample, 200, seed=1)
+    assert draws(sample, 200, seed=1) != draws(sample, 200, seed=2)
+    assert len(set(draws(sample, 200, seed=1))) > 5
 
 
 def test_splitmix_gives_the_published_numbers() -> None:
@@ -198,7 +210,9 @@ def test_rows_of_neighbouring_seeds_and_positions_have_nothing_in_common(neighbo
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logits_that_a_batchs_shape_moves_in_their_last_bits_give_the_same_tokens(temperature: float) -> None:
+def test_logits_that_a_batchs_shape_moves_in_their_last_bits_give_the_same_tokens(
+    sample: Sample, temperature: float
+) -> None:
     """At least 99.9 % of them, though the tail is flat, as a small model's is.
 
     Inverting the distribution function at one number gives others for three to five draws in a thousand.
@@ -213,7 +227,7 @@ def test_logits_that_a_batchs_shape_moves_in_their_last_bits_give_the_same_token
     assert sum(one != other for one, other in zip(before, after, strict=True)) <= 2
 
 
-def test_the_extremes_of_the_random_word_are_finite_noise() -> None:
+def test_the_extremes_of_the_random_word_are_finite_noise(sample: Sample) -> None:
     """A token that alone is possible wins whatever its noise, and an impossible one never does."""
     lowest, highest = gumbel(torch.tensor([2**31 - 1, 0], dtype=torch.int32)).tolist()
     assert -3 < lowest < -2
@@ -222,3 +236,27 @@ def test_the_extremes_of_the_random_word_are_finite_noise() -> None:
     logits[:, 4] = 1.0
     rows = [(SamplingParams(seed=row), 1) for row in range(5000)]
     assert set(sample(logits, batch_of(rows))) == {4}
+
+
+@given(st.integers(0, 2**31), st.sampled_from([0.3, 1.0, 4.0]), mixed_rows())
+@settings(max_examples=80, deadline=None)
+def test_the_kernels_draw_the_tokens_that_torch_draws(
+    seed: int, spread: float, rows: list[tuple[SamplingParams, int]]
+) -> None:
+    """So that a seed means the same on every device. 49152 tokens and three, which fill no register."""
+    generator = torch.manual_seed(seed)
+    logits = torch.randn(len(rows), 49_155, generator=generator) * spread
+    logits[:, ::7] = logits[:, ::7].round()  # many that tie
+    kernels = native_sampler.sample(ThreadPool(2), logits.clone(), batch_of(rows, banned=(3, 77)))
+    assert kernels == sampler.sample(logits.clone(), batch_of(rows, banned=(3, 77)))
+
+
+@pytest.mark.parametrize("odd", [math.nan, -math.inf])
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {}, {"top_p": 0.5}, {"top_k": 3}], ids=str)
+def test_logits_that_are_no_numbers_are_not_drawn_by_the_kernels(params: dict[str, Any], odd: float) -> None:
+    pool = ThreadPool(1)
+    logits = torch.full((4, 100), odd)
+    batch = batch_of([(SamplingParams(seed=row, **params), 1) for row in range(4)])
+    assert native_sampler.sample(pool, logits.clone(), batch) == [0] * 4  # some token must come out
+    logits[:, 60] = -5.0
+    assert native_sampler.sample(pool, logits, batch) == [60] * 4

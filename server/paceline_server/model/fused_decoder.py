@@ -31,7 +31,8 @@ from paceline_server.model.native import (
     address,
     source,
 )
-from paceline_server.model.packing import PackedBatch
+from paceline_server.model.native_sampler import sample
+from paceline_server.model.packing import PackedBatch, SamplingBatch
 from paceline_server.model.rotation import (
     Rotation,
     hadamard_factor,
@@ -133,6 +134,10 @@ class FusedDecoder:
         )
         return logits
 
+    def sample(self, logits: Tensor, settings: SamplingBatch) -> list[int]:
+        """Draw one token a row of `logits`, which are overwritten."""
+        return sample(self._pool, logits, settings)
+
 
 class FusedModel:
     """A fused decoder on its cache. See `runner.StepModel`."""
@@ -146,3 +151,7 @@ class FusedModel:
         """Compute a step: [R, vocabulary] float32."""
         self._attention.plan(batch)
         return self.decoder.logits(batch, self._attention)
+
+    def sample(self, logits: Tensor, settings: SamplingBatch) -> list[int]:
+        """Draw one token a row."""
+        return self.decoder.sample(logits, settings)

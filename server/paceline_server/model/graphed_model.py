@@ -13,7 +13,7 @@ from paceline_server.model.attention.interface import PagedAttention
 from paceline_server.model.cache import BlockStorage
 from paceline_server.model.graphs import GraphBook, GraphDevice, empty_decode, pad_decodes
 from paceline_server.model.loader import CausalModel
-from paceline_server.model.packing import PackedBatch
+from paceline_server.model.packing import PackedBatch, SamplingBatch
 from paceline_server.model.runner import TransformersModel
 
 log = logging.getLogger("paceline.model")
@@ -75,6 +75,10 @@ class GraphedModel:
         self._fill(self._inputs[size], padded)
         replay()
         return self._outputs[size][: batch.num_tokens].clone()  # the next step overwrites it
+
+    def sample(self, logits: Tensor, settings: SamplingBatch) -> list[int]:
+        """Draw the tokens on the device, as without graphs."""
+        return self._eager.sample(logits, settings)
 
     @torch.inference_mode()
     def capture_wanted(self) -> None:

@@ -1,7 +1,7 @@
 """The C++ kernels as Python sees them: ctypes mirrors of csrc/api.cpp, and handles that free themselves.
 
-`attention.cpu` and `fused_decoder` call it. A call takes raw addresses of tensors and arrays and gives up the
-interpreter lock while it runs; whoever calls keeps what it points at alive.
+`attention.cpu`, `fused_decoder` and `native_sampler` call it. A call takes raw addresses of tensors and arrays and
+gives up the interpreter lock while it runs; whoever calls keeps what it points at alive.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "decoder_free": (None, (c_void_p,)),
     "decoder_add_layer": (c_void_p, (c_void_p, POINTER(LayerSource))),
     "decoder_seconds": (None, (c_void_p, c_void_p)),
+    "draw": (None, (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p)),
     "decoder_step": (c_void_p, (c_void_p, c_void_p, POINTER(StepShape), POINTER(StepInput), c_void_p)),
 }
 """Result and arguments of each function of csrc/api.cpp, without its prefix."""

@@ -29,8 +29,14 @@ def gumbels(seeds: NDArray[np.uint64], positions: NDArray[np.int64], like: Tenso
 
     It lies between -2.9 and 21.5.
     """
-    keys = torch.from_numpy(_keys(seeds, positions)).to(like.device)  # [2, R, 1]
-    return gumbel(words(_mixed_ids(like.shape[-1], like.device), keys[0], keys[1]))
+    words_of_key = torch.from_numpy(keys(seeds, positions)[:, :, None]).to(like.device)  # [2, R, 1]
+    return gumbel(words(_mixed_ids(like.shape[-1], like.device), words_of_key[0], words_of_key[1]))
+
+
+def keys(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.int32]:
+    """[2, R] words, the key of each row. Seeds are mixed first: those of neighbours must not be shifted streams."""
+    whole = outputs(_mix(seeds), positions)
+    return np.stack((whole >> np.uint64(33), (whole >> np.uint64(2)) & np.uint64(_WORD))).astype(np.int32)
 
 
 def words(ids: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -52,13 +58,6 @@ def gumbel(uniform: Tensor) -> Tensor:
 def outputs(states: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Output `position`, counted from 0, of the SplitMix64 generators that start at `states`."""
     return _mix(states + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA)
-
-
-def _keys(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.int32]:
-    """[2, R, 1] words. Seeds are mixed first: streams of neighbouring seeds must not be shifts of one another."""
-    whole = outputs(_mix(seeds), positions)
-    halves = np.stack((whole >> np.uint64(33), (whole >> np.uint64(2)) & np.uint64(_WORD)))
-    return halves.astype(np.int32)[:, :, None]
 
 
 @lru_cache(maxsize=4)

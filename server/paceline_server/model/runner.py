@@ -17,7 +17,7 @@ from paceline_server.errors import EngineFailed
 from paceline_server.model.attention.interface import PagedAttention
 from paceline_server.model.cache import BlockStorage
 from paceline_server.model.loader import CausalModel
-from paceline_server.model.packing import PackedBatch, pack, pack_sampling
+from paceline_server.model.packing import PackedBatch, SamplingBatch, pack, pack_sampling
 from paceline_server.model.sampler import sample
 
 _TIMED_COPIES = 9
@@ -33,6 +33,10 @@ class StepModel(Protocol):
 
     def logits(self, batch: PackedBatch) -> Tensor:
         """Write the KV of all T tokens; [R, vocabulary] float32 logits of the R rows that are sampled."""
+        ...
+
+    def sample(self, logits: Tensor, settings: SamplingBatch) -> list[int]:
+        """Draw one token a row of `logits`, which may be overwritten. See `sampler`."""
         ...
 
 
@@ -62,6 +66,10 @@ class TransformersModel:
         )
         return self._model.logits(hidden[torch.from_numpy(batch.logits_rows).to(self._device)])
 
+    def sample(self, logits: Tensor, settings: SamplingBatch) -> list[int]:
+        """Draw the tokens on the device."""
+        return sample(logits, settings)
+
 
 class ModelRunner:
     """A model, and nothing that outlives a step. See `engine.batch.Runner`.
@@ -80,7 +88,7 @@ class ModelRunner:
         """Move blocks, write the KV of every token of the batch, and draw a token for each slice that is sampled."""
         self.model.storage.move(batch.copies)
         packed = pack(batch, self._block_size)
-        tokens = sample(self.model.logits(packed), pack_sampling(batch))
+        tokens = self.model.sample(self.model.logits(packed), pack_sampling(batch))
         answer: list[int | None] = [None] * len(batch.slices)
         for row, token in zip(packed.sampled.tolist(), tokens, strict=True):
             answer[row] = token
@@ -103,7 +111,7 @@ class ModelRunner:
                 "the warm-up pass gave logits that are not finite: the weights are damaged, "
                 "or engine.dtype cannot hold the model's values (bfloat16 and float32 have the range)"
             )
-        sample(logits, pack_sampling(batch))
+        self.model.sample(logits, pack_sampling(batch))
 
     @torch.inference_mode()
     def copy_seconds(self) -> float:

@@ -1,4 +1,6 @@
-"""Draws the next tokens of a batch from their logits, all rows at once. Called by `runner` once a step.
+"""Draws the next tokens of a batch from their logits, all rows at once, with torch's operators on any device.
+
+`runner` calls it once a step, but where the CPU kernels run: there `native_sampler` does the same.
 
 Greedy rows take an argmax, and so do the others, of their logits plus Gumbel noise: that is a draw from the softmax
 (Maddison, Tarlow, Minka, "A* sampling", 2014). The noise is a function of the row's seed and position and of the token
@@ -27,7 +29,7 @@ from paceline_server.model.randomness import gumbels
 _FIRST_CANDIDATES = 256
 """How many of the largest logits are looked at first for top-p; eight times as many in every further try."""
 
-_COLDEST = 1e-5
+COLDEST = 1e-5
 """A temperature below this one is greedy: the quotient would overflow."""
 
 
@@ -38,10 +40,8 @@ def sample(logits: Tensor, settings: SamplingBatch) -> list[int]:
         logits: [R, V] float32; overwritten.
         settings: of the R rows.
     """
-    rows, tokens = settings.banned
-    if len(rows):
-        logits[torch.from_numpy(rows), torch.from_numpy(tokens)] = -math.inf
-    random = np.flatnonzero(settings.temperature >= _COLDEST)
+    ban(logits, settings)
+    random = np.flatnonzero(settings.temperature >= COLDEST)
     if len(random) == 0:
         return _as_ints(logits.argmax(dim=-1))
     if len(random) == len(logits):
@@ -50,6 +50,13 @@ def sample(logits: Tensor, settings: SamplingBatch) -> list[int]:
     index = torch.from_numpy(random).to(logits.device)
     chosen[index] = _draw(logits[index], settings, random)
     return _as_ints(chosen)
+
+
+def ban(logits: Tensor, settings: SamplingBatch) -> None:
+    """Make impossible what must not be drawn: [R, V], in place."""
+    rows, tokens = settings.banned
+    if len(rows):
+        logits[torch.from_numpy(rows), torch.from_numpy(tokens)] = -math.inf
 
 
 def _draw(logits: Tensor, settings: SamplingBatch, rows: NDArray[np.int64]) -> Tensor:

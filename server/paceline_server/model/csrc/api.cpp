@@ -5,11 +5,13 @@
 
 #include "attention.h"
 #include "decoder.h"
+#include "sampler.h"
 
 using paceline::Attention;
 using paceline::CacheShape;
 using paceline::Decoder;
 using paceline::DecoderShape;
+using paceline::Draw;
 using paceline::LayerSource;
 using paceline::Pool;
 using paceline::ScoreRule;
@@ -105,6 +107,14 @@ Decoder* paceline_decoder_step(Decoder* decoder, Attention* attention, const Ste
   return null_without_memory([&] {
     decoder->step(*attention, *shape, *input, logits);
     return decoder;
+  });
+}
+
+// Draw a token for each row of logits, [rows, vocabulary].
+void paceline_draw(Pool* pool, const float* logits, int64_t rows, int64_t vocabulary, const Draw* draws,
+                   int64_t* tokens) {
+  pool->run(static_cast<int>(rows), [&](int row) {
+    tokens[row] = paceline::draw_token(logits + row * vocabulary, vocabulary, draws[row]);
   });
 }
 
