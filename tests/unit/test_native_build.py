@@ -50,8 +50,9 @@ def test_the_best_set_whose_features_are_all_there_is_chosen(monkeypatch: pytest
 def test_processes_that_build_at_once_compile_once(tmp_path: Path) -> None:
     fake_compiler(tmp_path, "sleep 0.3; echo library > $out")
     program = (
-        "from pathlib import Path; from paceline_server.model.native_build import *;"
-        f"print(find_or_build(INSTRUCTION_SETS[-1], Path({str(tmp_path)!r}) / 'cache'))"
+        f"from pathlib import Path; from paceline_server.model import native_build; here = Path({str(tmp_path)!r});"
+        "native_build.BUNDLED = here / 'bundled';"
+        "print(native_build.find_or_build(native_build.INSTRUCTION_SETS[-1], here / 'cache'))"
     )
     environment = {"CXX": str(tmp_path / "c++"), "PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}
     processes = [
