@@ -39,6 +39,7 @@ CHILD_COLLECTIONS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _SERVICES: Final = f"/apis/{names.API_VERSION}/namespaces/{{namespace}}/{names.PLURAL}"
+_REPLICA_SETS: Final = "/apis/apps/v1/namespaces/{namespace}/replicasets"
 _PODS: Final = "/api/v1/namespaces/{namespace}/pods"
 _EVENTS: Final = "/api/v1/namespaces/{namespace}/events"
 
@@ -68,13 +69,15 @@ class KubeCluster:
             return Observed(None)
         self._index.add(key)
         child = names.child_name(key.name)
-        pods, *children = await asyncio.gather(
+        pods, replica_sets, *children = await asyncio.gather(
             self._read_pods(key, child),
-            *(self._read_child(key, kind, child) for kind in CHILD_COLLECTIONS),
+            self._read_replica_sets(key, child),
+            *(self._read_children(key, kind, child) for kind in CHILD_COLLECTIONS),
         )
         return Observed(
             service=service,
             children=tuple(one for found in children for one in found),
+            replica_sets=replica_sets,
             pods=pods,
             warnings=await self._read_warnings(key, pods),
             load=self._read_load(key),
@@ -126,9 +129,18 @@ class KubeCluster:
         except (RequestRefused, StaleObservation) as error:
             logger.warning("%s: event %s not posted: %s", key, event.reason, error)
 
-    async def _read_child(self, key: Key, kind: str, name: str) -> tuple[Manifest, ...]:
-        child = await self._client.read_object(f"{_collection(CHILD_COLLECTIONS[kind], key)}/{name}")
+    async def _read_children(self, key: Key, kind: str, name: str) -> tuple[Manifest, ...]:
+        """The one object of this name; or the ConfigMaps, which are several and have names of their own, by label."""
+        path = _collection(CHILD_COLLECTIONS[kind], key)
+        if kind == "ConfigMap":
+            return tuple(await self._client.list_objects(path, names.selector_string(key.name), fresh=True))
+        child = await self._client.read_object(f"{path}/{name}")
         return (child,) if child else ()
+
+    async def _read_replica_sets(self, key: Key, deployment: str) -> tuple[Manifest, ...]:
+        selector = names.selector_string(key.name)
+        found = await self._client.list_objects(_collection(_REPLICA_SETS, key), selector, fresh=True)
+        return tuple(one for one in found if _is_controlled_by(one, "Deployment", deployment))
 
     async def _read_pods(self, key: Key, deployment: str) -> tuple[Manifest, ...]:
         """Pods with the service's label that its Deployment's ReplicaSets made; a label alone anybody can set."""
@@ -148,6 +160,11 @@ class KubeCluster:
 
 def _collection(template: str, key: Key) -> str:
     return template.format(namespace=key.namespace)
+
+
+def _is_controlled_by(manifest: Manifest, kind: str, name: str) -> bool:
+    owners = manifest["metadata"].get("ownerReferences", ())
+    return any(owner.get("controller") and (owner["kind"], owner["name"]) == (kind, name) for owner in owners)
 
 
 def _made_by(pod: Manifest, deployment: str) -> bool:

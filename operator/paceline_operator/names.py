@@ -33,8 +33,6 @@ LABEL_REVISION: Final = "paceline.dev/revision"
 ANNOTATION_SERVICE: Final = "paceline.dev/llmservice"
 # The model's URI, on pods: free text has no place in a label.
 ANNOTATION_MODEL: Final = "paceline.dev/model"
-# Hash of the engine configuration without its tenants, on the pod template: any other change rolls the pods.
-ANNOTATION_CONFIG_HASH: Final = "paceline.dev/config-hash"
 # Hash of the manifest we last applied, on every child: equal means that our intention has not changed since.
 ANNOTATION_APPLIED: Final = "paceline.dev/applied"
 # The operator's default image that the current revision was made with, on the Deployment: an operator with another

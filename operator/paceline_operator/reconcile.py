@@ -10,11 +10,13 @@ from datetime import UTC, datetime
 from typing import Final
 
 from paceline_operator import conditions, names
-from paceline_operator.cluster import Action, Apply, Cluster, Delete, Key, Manifest, Observed, PatchStatus, Plan
+from paceline_operator.cluster import Action, Apply, Cluster, Key, Manifest, Observed, PatchStatus, Plan
 from paceline_operator.desired import Desired, render
 from paceline_operator.drift import differs
 from paceline_operator.errors import ChildRefused, InvalidSpec
 from paceline_operator.failures import Failure, is_waiting_silently
+from paceline_operator.leftovers import find_leftovers
+from paceline_operator.ownership import identity, is_alive, is_of_namesake, is_ours
 from paceline_operator.spec import LLMService, parse_service
 from paceline_operator.status import assess, compute_conditions, render_status
 
@@ -44,14 +46,13 @@ async def reconcile(
 
 def decide(observed: Observed, server_image: str, now: datetime) -> Plan:
     """What to do about what was observed. Nothing at all for a service that is gone or on its way out."""
-    if not _is_alive(observed.service):
+    if observed.service is None or not is_alive(observed.service):
         return Plan()
-    assert observed.service is not None
     try:
         service = parse_service(observed.service)
     except InvalidSpec as error:
         return _report(observed, _last_revision(observed), now, Failure(conditions.INVALID_SPEC, str(error)))
-    desired = render(service, choose_image(service, server_image, _child(observed, "Deployment")))
+    desired = render(service, choose_image(service, server_image, _deployment(observed)))
     if blocker := _foreign_child(service, desired, observed):
         return _report(observed, _last_revision(observed), now, blocker)
     return _report(observed, desired.revision, now, None, _changes(service, desired, observed))
@@ -97,29 +98,25 @@ def _report(
 
 
 def _changes(service: LLMService, desired: Desired, observed: Observed) -> tuple[Action, ...]:
-    """Children to apply because they are missing or differ, and the HPA to delete when autoscaling is off."""
+    """Children to apply because they are missing or differ, and those to delete because nothing needs them any more."""
     actions: list[Action] = []
     for child in desired.children:
-        live = _child(observed, child["kind"])
+        live = _live(observed, child)
         if live is None:
             actions.append(Apply(child))
-        elif _is_alive(live) and differs(live, child):
+        elif is_alive(live) and differs(live, child):
             actions.append(Apply(child, live["metadata"]["uid"]))
-    hpa = _child(observed, "HorizontalPodAutoscaler")
-    if desired.hpa is None and hpa and _is_alive(hpa) and _is_ours(hpa, service.uid):
-        metadata = hpa["metadata"]
-        actions.append(Delete(hpa["apiVersion"], hpa["kind"], metadata["name"], metadata["uid"]))
-    return tuple(actions)
+    return (*actions, *find_leftovers(service.uid, desired.children, observed))
 
 
 def _foreign_child(service: LLMService, desired: Desired, observed: Observed) -> Failure | None:
     """An object of a child's name that is not ours. It is neither adopted nor overwritten, and no half set is made."""
     for child in desired.children:
-        live = _child(observed, child["kind"])
-        if live is None or _is_ours(live, service.uid):
+        live = _live(observed, child)
+        if live is None or is_ours(live, service.uid):
             continue
         what = f"{live['kind']} {live['metadata']['name']}"
-        if _is_of_namesake(live, service.name):
+        if is_of_namesake(live, service.name):
             message = f"{what} of a deleted LLMService of this name is still being removed"
             return Failure(conditions.WAITING_FOR_GARBAGE_COLLECTION, message)
         message = f"{what} exists and does not belong to this LLMService; delete or rename one of the two"
@@ -127,26 +124,13 @@ def _foreign_child(service: LLMService, desired: Desired, observed: Observed) ->
     return None
 
 
-def _child(observed: Observed, kind: str) -> Manifest | None:
-    return next((child for child in observed.children if child["kind"] == kind), None)
+def _live(observed: Observed, child: Manifest) -> Manifest | None:
+    """The object that is where this child should be."""
+    return next((live for live in observed.children if identity(live) == identity(child)), None)
 
 
-def _is_alive(manifest: Manifest | None) -> bool:
-    return manifest is not None and not manifest["metadata"].get("deletionTimestamp")
-
-
-def _is_ours(child: Manifest, uid: str) -> bool:
-    owners = child["metadata"].get("ownerReferences", ())
-    return any(owner.get("controller") and owner["uid"] == uid for owner in owners)
-
-
-def _is_of_namesake(child: Manifest, name: str) -> bool:
-    """Whether the child's controller is an LLMService of this name, but not this one: its garbage is on the way out."""
-    owners = child["metadata"].get("ownerReferences", ())
-    ours = (names.API_VERSION, names.KIND, name)
-    return any(
-        owner.get("controller") and (owner["apiVersion"], owner["kind"], owner["name"]) == ours for owner in owners
-    )
+def _deployment(observed: Observed) -> Manifest | None:
+    return next((child for child in observed.children if child["kind"] == "Deployment"), None)
 
 
 def _last_revision(observed: Observed) -> str:

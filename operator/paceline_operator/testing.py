@@ -50,6 +50,7 @@ def make_pod(deployment: Manifest, name: str = "pod-0", *, ready: bool = False, 
             "labels": dict(template["metadata"]["labels"]),
             "creationTimestamp": "2026-01-02T03:04:05Z",
         },
+        "spec": template["spec"],
         "status": {
             "phase": "Running",
             "conditions": [{"type": "Ready", "status": str(ready)}],
@@ -61,12 +62,13 @@ def make_pod(deployment: Manifest, name: str = "pod-0", *, ready: bool = False, 
 class FakeCluster:
     """Carries plans out on dictionaries as an API server would, and remembers them.
 
-    Tests change `services`, `pods`, `warnings` and `load` as users, kubelets and schedulers do.
+    Tests change `services`, `replica_sets`, `pods`, `warnings` and `load` as users, kubelets and schedulers do.
     """
 
     def __init__(self, *services: Manifest) -> None:
         self.services: dict[Key, Manifest] = {key_of(service): service for service in services}
-        self.children: dict[tuple[Key, str], Manifest] = {}
+        self.children: dict[tuple[Key, str, str], Manifest] = {}  # by kind and name
+        self.replica_sets: list[Manifest] = []
         self.pods: dict[Key, list[Manifest]] = {}
         self.warnings: list[Manifest] = []
         self.load = Load()
@@ -76,9 +78,13 @@ class FakeCluster:
 
     async def observe(self, key: Key) -> Observed:
         """Everything of this key, as copies."""
-        children = [child for (owner, _), child in self.children.items() if owner == key]
         observed = Observed(
-            self.services.get(key), tuple(children), tuple(self.pods.get(key, ())), tuple(self.warnings), self.load
+            service=self.services.get(key),
+            children=tuple(child for (owner, *_), child in self.children.items() if owner == key),
+            replica_sets=tuple(self.replica_sets),
+            pods=tuple(self.pods.get(key, ())),
+            warnings=tuple(self.warnings),
+            load=self.load,
         )
         return copy.deepcopy(observed)
 
@@ -88,8 +94,8 @@ class FakeCluster:
             match action:
                 case Apply(manifest, uid):
                     self._apply(key, manifest, uid)
-                case Delete(kind=kind):
-                    self.children.pop((key, kind), None)
+                case Delete(kind=kind, name=name):
+                    self.children.pop((key, kind, name), None)
                 case PatchStatus(status=status):
                     self.services[key]["status"] = copy.deepcopy(status)
                 case EmitEvent():
@@ -97,8 +103,9 @@ class FakeCluster:
             self.executed.append(action)
 
     def child(self, key: Key, kind: str) -> Manifest:
-        """The child of this kind, as stored."""
-        return self.children[key, kind]
+        """The one child of this kind, as stored."""
+        (found,) = (child for (owner, its_kind, _), child in self.children.items() if (owner, its_kind) == (key, kind))
+        return found
 
     def take_actions(self) -> list[Action]:
         """What was executed since the last call."""
@@ -106,12 +113,12 @@ class FakeCluster:
         return actions
 
     def _apply(self, key: Key, manifest: Manifest, uid: str | None) -> None:
-        kind = manifest["kind"]
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
         if reason := self.refusals.get(kind):
-            raise ChildRefused(kind, manifest["metadata"]["name"], reason)
-        known = self.children.get((key, kind))
+            raise ChildRefused(kind, name, reason)
+        known = self.children.get((key, kind, name))
         if (known["metadata"]["uid"] if known else None) != uid:
-            raise StaleObservation(f"{kind} {manifest['metadata']['name']} is another one")
+            raise StaleObservation(f"{kind} {name} is another one")
         if uid is None:
             self._uids += 1
             uid = f"uid-{self._uids}"
@@ -119,7 +126,7 @@ class FakeCluster:
         stored["metadata"]["uid"] = uid
         if known and "status" in known:
             stored["status"] = known["status"]
-        self.children[key, kind] = stored
+        self.children[key, kind, name] = stored
 
 
 def key_of(manifest: Manifest) -> Key:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from cluster.api_server import ApiServer
 from operators import CHILDREN, World, eventually
@@ -92,11 +94,33 @@ def test_a_child_deleted_by_hand_comes_back_and_a_changed_one_is_set_back(world:
     world.apply()
     eventually(lambda: len(world.list(CHILDREN)) == 3)
     for kind in ("deployment", "service", "configmap"):
-        uid = world.get(kind)["metadata"]["uid"]
-        world.kubectl("delete", kind, "demo", *world.here)
+        ((name, uid),) = ((one["metadata"]["name"], one["metadata"]["uid"]) for one in world.list(kind))
+        world.kubectl("delete", kind, name, *world.here)
         eventually(lambda kind=kind, uid=uid: uid not in str(world.list(kind)) and world.list(kind))
     world.kubectl("scale", "deployment/demo", "--replicas=5", *world.here)
     eventually(lambda: world.get("deployment")["spec"]["replicas"] == 1)
+
+
+def test_a_configuration_stays_as_long_as_a_pod_of_it_may_run(world: World) -> None:
+    """Through a rollout that does not get on, in which the old pod is lost too; then only the new one is left."""
+    world.apply()
+    world.serve()
+    (before,) = world.list("configmap")
+
+    def pods(*, old: bool) -> list[dict[str, Any]]:
+        return [pod for pod in world.list("pods") if (before["metadata"]["name"] in str(pod["spec"])) is old]
+
+    world.apply(engine={"maxModelLen": 512})
+    eventually(lambda: (len(pods(old=True)), len(pods(old=False))) == (1, 1))
+    world.kubectl("delete", "pod", pods(old=True)[0]["metadata"]["name"], *world.here)
+    eventually(lambda: len(pods(old=True)) == 1)
+    assert before["metadata"]["uid"] in {one["metadata"]["uid"] for one in world.list("configmap")}
+    world.report(pods(old=False)[0], ready=True)
+    eventually(lambda: world.verdict("Progressing") == ("False", "UpToDate"))
+    eventually(lambda: len(world.list("configmap")) == 1)
+    (after,) = world.list("configmap")
+    assert after["metadata"]["name"] != before["metadata"]["name"]
+    assert "max_model_len: 512" in str(after["data"])
 
 
 def test_somebody_elses_object_is_left_alone(world: World) -> None:

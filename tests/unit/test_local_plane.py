@@ -176,6 +176,27 @@ async def test_a_changed_template_rolls_the_pods_without_a_moment_without_an_end
 
         await world.until(replaced)
         await world.until(lambda: world.condition("Progressing")[1] == "UpToDate")
+        await world.until(lambda: len(world.plane.store.list("ConfigMap")) == 1)
+
+
+async def test_an_old_pod_that_starts_again_in_a_rollout_reads_the_configuration_it_was_made_with(
+    tmp_path: Path,
+) -> None:
+    async with running(fake_service(), tmp_path, MACHINE) as world:
+        await world.until(world.is_ready)
+        ((old, leader),) = world.plane.processes().items()
+        service = world.plane.service
+        assert service is not None
+        changed = fake_service(environment={"FAKE_PHASE_SECONDS": "60"}, engine={"maxBatchSize": 3})
+        world.plane.store.apply(changed, service["metadata"]["uid"])
+        await world.until(lambda: len(world.plane.processes()) == 2)
+        for pid in _children(leader):
+            os.kill(pid, signal.SIGKILL)
+        await world.until(lambda: world.container()["restartCount"] == 1 and world.plane.endpoints())
+        read = _configurations(tmp_path / "pods")
+        assert "max_batch_size" not in read.pop(old)
+        assert "max_batch_size: 3" in read.popitem()[1]
+        assert len(world.plane.store.list("ConfigMap")) == 2
 
 
 async def test_a_running_stream_is_finished_before_the_process_ends(tmp_path: Path) -> None:
@@ -225,6 +246,11 @@ async def test_a_secret_is_taken_from_the_environment_and_its_absence_is_told_by
     monkeypatch.setenv("HF_TOKEN", "secret")
     async with running(fake_service(modelSecretRef={"name": "hub"}), tmp_path, MACHINE) as world:
         await world.until(world.is_ready)
+
+
+def _configurations(folder: Path) -> dict[str, str]:
+    """What each pod's server reads when it starts, by the pod's name."""
+    return {path.parts[-4]: path.read_text() for path in folder.glob("*/volumes/config/engine.yaml")}
 
 
 def _children(pid: int) -> list[int]:

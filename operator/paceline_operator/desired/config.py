@@ -1,6 +1,10 @@
 """The engine configuration file of a service, and the ConfigMap that carries it into the pods.
 
 Only what the user set is written: defaults stay the server's, so that they can improve without an operator.
+
+The ConfigMap is named by a hash of all that a server takes in at its start and never again. A change of that makes
+another ConfigMap and rolls the pods; an old pod whose container starts again meanwhile still finds the one it was made
+with. A change of what a server follows while it runs, its tenants' limits, is written into the ConfigMap that is there.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import yaml
 
 from paceline_operator import names
 from paceline_operator.cluster import Manifest
-from paceline_operator.desired.metadata import child
+from paceline_operator.desired.metadata import child, digest
 from paceline_operator.model_uri import Claim, Hub
 from paceline_operator.spec import LLMService
 from paceline_operator.tenancy import TenantSpec
@@ -88,16 +92,20 @@ def engine_config(service: LLMService) -> dict[str, Any]:
 
 def render_config_map(service: LLMService) -> Manifest:
     """The ConfigMap with the engine configuration file."""
-    return child(service, "v1", "ConfigMap", {"data": _data(engine_config(service))})
+    text = yaml.safe_dump(engine_config(service), sort_keys=True, allow_unicode=True)
+    return child(service, "v1", "ConfigMap", {"data": {names.CONFIG_FILE: text}}, name=config_map_name(service))
 
 
-def config_of_pods(service: LLMService) -> dict[str, str]:
-    """What of the ConfigMap's data a server reads only when it starts. It follows its tenants while it runs."""
-    return _data({group: settings for group, settings in engine_config(service).items() if group != "tenants"})
+def config_map_name(service: LLMService) -> str:
+    """The service's name and a hash: services that differ only in what a running server follows share it."""
+    return f"{names.child_name(service.name)}-{digest(_read_at_start(service))}"
 
 
-def _data(config: dict[str, Any]) -> dict[str, str]:
-    return {names.CONFIG_FILE: yaml.safe_dump(config, sort_keys=True, allow_unicode=True)}
+def _read_at_start(service: LLMService) -> dict[str, Any]:
+    """The settings without tenants, and which files of keys a pod has: tenants of other files make no sense in it."""
+    settings = {group: values for group, values in engine_config(service).items() if group != "tenants"}
+    files = [[tenant.name, tenant.keys_from.model_dump()] for tenant in service.spec.tenants if tenant.keys_from]
+    return {"settings": settings, "files": files}
 
 
 def _tenant(tenant: TenantSpec) -> dict[str, Any]:

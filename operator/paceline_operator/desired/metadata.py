@@ -13,14 +13,20 @@ from paceline_operator.spec import LLMService
 
 
 def child(
-    service: LLMService, api_version: str, kind: str, body: dict[str, Any], annotations: Mapping[str, str] | None = None
+    service: LLMService,
+    api_version: str,
+    kind: str,
+    body: dict[str, Any],
+    *,
+    name: str | None = None,
+    annotations: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """A complete child manifest; `body` is everything but metadata."""
+    """A complete child manifest; `body` is everything but metadata. `name` is the service's own when it is left out."""
     manifest: Manifest = {
         "apiVersion": api_version,
         "kind": kind,
         "metadata": {
-            "name": names.child_name(service.name),
+            "name": name or names.child_name(service.name),
             "namespace": service.namespace,
             "labels": names.common_labels(service.name),
             "annotations": dict(annotations or {}),

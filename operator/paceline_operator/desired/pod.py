@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from paceline_operator import names
 from paceline_operator.cluster import Manifest
-from paceline_operator.desired.config import config_of_pods
+from paceline_operator.desired.config import config_map_name
 from paceline_operator.desired.metadata import digest
 from paceline_operator.desired.overlay import merge_pod
 from paceline_operator.model_uri import Claim, Folder
@@ -36,7 +36,6 @@ def render_pod_template(service: LLMService, image: str) -> Manifest:
             "annotations": {
                 names.ANNOTATION_SERVICE: service.name,
                 names.ANNOTATION_MODEL: service.spec.model,
-                names.ANNOTATION_CONFIG_HASH: digest(config_of_pods(service)),
             },
         },
         "spec": {
@@ -140,7 +139,7 @@ def _mounts(service: LLMService) -> list[dict[str, Any]]:
 
 def _volumes(service: LLMService) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [
-        {"name": "config", "configMap": {"name": names.child_name(service.name)}},
+        {"name": "config", "configMap": {"name": config_map_name(service)}},
         {"name": "models", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
         {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}},

@@ -33,12 +33,11 @@ class LocalCluster:
 
     async def observe(self, key: Key) -> Observed:
         """Read the service, its children, its pods and the warnings about them."""
-        child_name = names.child_name(key.name)
-        children = (self._store.get(kind, child_name) for kind in _CHILD_KINDS)
+        ours = names.selector_labels(key.name)
         return Observed(
             service=self._store.get(names.KIND, key.name),
-            children=tuple(child for child in children if child is not None),
-            pods=self._store.list("Pod", names.selector_labels(key.name)),
+            children=tuple(child for kind in _CHILD_KINDS for child in self._store.list(kind, ours)),
+            pods=self._store.list("Pod", ours),
             warnings=self._store.list("Event"),
             load=self._read_load(key),
         )
