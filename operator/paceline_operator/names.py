@@ -51,6 +51,7 @@ PVC_MOUNT: Final = "/mnt/model"  # where the claim of a pvc:// model is mounted
 TENANT_KEYS_FOLDER: Final = "/etc/paceline-keys"  # PACELINE_KEYS_FOLDER in a pod: a file of keys for each tenant
 EXIT_CONFIG: Final = 78  # the server's exit status where, as things are, a restart changes nothing (sysexits.h)
 SECRET_KEY: Final = "HF_TOKEN"  # key in modelSecretRef's Secret and variable in the server's environment
+HANDOVER_SECRET_KEY: Final = "PACELINE_HANDOVER_SECRET"  # the same of handover's Secret
 
 # --- Names outside the pod --------------------------------------------------------------------------------------------
 

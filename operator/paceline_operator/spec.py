@@ -72,6 +72,8 @@ class EngineSpec(Section):
     max_queued_tokens: Count | None = None
     reject_on_oom: bool | None = None
     overload_status: Literal[429, 503] | None = None
+    trace_path: Annotated[str, Field(min_length=1)] | None = None
+    trace_max_mb: Annotated[float, Field(gt=0)] | None = None  # megabytes
 
     @model_validator(mode="after")
     def _batchers_agree(self) -> EngineSpec:
@@ -114,9 +116,17 @@ class ResourcesSpec(Section):
 
 
 class SecretReference(Section):
-    """A Secret of the service's namespace; its key HF_TOKEN becomes the server's variable of that name."""
+    """A Secret of the service's namespace; one key of it becomes the server's variable of that key's name."""
 
     name: Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class HandoverSpec(Section):
+    """A fresh replica takes over the hottest prefixes of another one. The section's presence switches it on."""
+
+    secret_ref: SecretReference
+    max_prefixes: Count | None = None
+    max_seconds: Annotated[float, Field(gt=0)] | None = None
 
 
 class OverlayMetadata(Section):
@@ -160,6 +170,7 @@ class LLMServiceSpec(Section):
     drain_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
     startup_seconds: Annotated[int, Field(ge=1, le=86400)] = 1800
     model_secret_ref: SecretReference | None = None
+    handover: HandoverSpec | None = None
     template: TemplateSpec = Field(default_factory=TemplateSpec)
 
     @field_validator("model")

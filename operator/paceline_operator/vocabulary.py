@@ -21,10 +21,13 @@ _SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "engine.model_path": "spec.model",
         "engine.device": "spec.resources",
         "gateway.drain_seconds": "spec.drainSeconds",
+        "kv_cache.handover.peer": "spec.handover",
+        "kv_cache.handover.max_prefixes": "spec.handover.maxPrefixes",
+        "kv_cache.handover.max_seconds": "spec.handover.maxSeconds",
     }
 )
 _SAME_SHAPE: Final = ("scheduling", "tenants")  # sections that the two have alike, but for the letters' case
-_PATH: Final = re.compile(r"(?<![\w./])(?:engine|batching|kv_cache|gateway|scheduling|tenants)(?:\.\w+)+")
+_PATH: Final = re.compile(r"(?<![\w./])(?:engine|batching|kv_cache|gateway|observability|scheduling|tenants)(?:\.\w+)+")
 
 
 def in_words_of_the_spec(text: str) -> str:

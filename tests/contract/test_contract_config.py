@@ -11,11 +11,12 @@ from pydantic.alias_generators import to_snake
 from paceline_operator import names
 from paceline_operator.desired import render
 from paceline_operator.desired.config import engine_config, server_path
-from paceline_operator.spec import EngineSpec, parse_service, section_type
+from paceline_operator.spec import EngineSpec, HandoverSpec, parse_service, section_type
 from paceline_operator.tenancy import SchedulingSpec, TenantSpec
 from paceline_server import cli
-from paceline_server.config import ServerConfig, parse
+from paceline_server.config import HandoverConfig, ServerConfig, parse
 from paceline_server.config.tenants import PricesConfig, TenantConfig
+from paceline_server.engine.handover import SECRET_VARIABLE
 from paceline_server.errors import STARTUP_ERRORS, InvalidConfiguration
 from paceline_server.gateway.tenants import KEYS_FOLDER, TenantBook
 from paceline_server.model import store
@@ -50,9 +51,9 @@ EXAMPLES = {
     "max_queued_tokens": 1000,
     "reject_on_oom": False,
     "overload_status": 429,
+    "trace_path": "/tmp/trace.jsonl",
+    "trace_max_mb": 5.0,
 }
-
-BY_HAND = ("observability",)  # files beside a server that somebody started: a pod has no place for them
 
 COMPANIONS = ("disk_path", "disk_gb", "host_memory_gb")  # only together
 
@@ -106,9 +107,8 @@ def test_every_setting_of_the_server_is_a_setting_of_the_service_or_set_by_the_o
         ("engine", "device"),
     }
     offered = {server_path(name) for name in EngineSpec.model_fields}
-    elsewhere = {("scheduling",), ("tenants",), *((group,) for group in BY_HAND)}
-    not_offered = {("kv_cache", "handover")}
-    settings = {path for path in settings_of(ServerConfig) if not {path[:1], path[:2]} & (elsewhere | not_offered)}
+    elsewhere = {("scheduling",), ("tenants",), ("kv_cache", "handover")}
+    settings = {path for path in settings_of(ServerConfig) if not {path[:1], path[:2]} & elsewhere}
     assert settings == offered | by_the_operator
 
 
@@ -189,6 +189,22 @@ def test_the_servers_tenants_find_their_keys_where_the_pod_mounts_the_secrets(tm
     book = TenantBook(parse(engine_config(service(tenants=[TENANT, other]))).tenants, {KEYS_FOLDER: str(tmp_path)})
     assert book.identify(["Bearer sk-team-a-0123456789"]).name == "team-a"
     assert book.identify(["Bearer sk-team-b-0123456789"]).name == "team.b"
+
+
+def test_a_fresh_replica_asks_the_service_that_leads_to_the_others_with_the_secret_they_share():
+    wanted = {"secretRef": {"name": "peers"}, "maxPrefixes": 9, "maxSeconds": 3}
+    desired = render(service(handover=wanted), "image")
+    handover = parse(yaml.safe_load(desired.config_map["data"][names.CONFIG_FILE])).kv_cache.handover
+    metadata, (port,) = desired.service["metadata"], desired.service["spec"]["ports"]
+    assert handover.peer == f"http://{metadata['name']}.{metadata['namespace']}.svc:{port['port']}"
+    assert (handover.max_prefixes, handover.max_seconds) == (9, 3)
+    (server,) = desired.deployment["spec"]["template"]["spec"]["containers"]
+    secret = {"valueFrom": {"secretKeyRef": {"name": "peers", "key": SECRET_VARIABLE}}}
+    assert {"name": SECRET_VARIABLE, **secret} in server["env"]
+
+
+def test_every_limit_of_the_handover_is_one_of_the_servers():
+    assert HandoverSpec.model_fields.keys() - {"secret_ref"} == HandoverConfig.model_fields.keys() - {"peer"}
 
 
 def test_without_tenants_a_pod_has_no_volume_of_keys():

@@ -93,6 +93,7 @@ def test_a_file_that_does_not_exist_is_told_by_its_name(tmp_path: Path) -> None:
     ("spec", "word"),
     [
         ({"model": "pvc://claim/path"}, "write file:///PATH"),
+        ({"handover": {"secretRef": {"name": "peers"}}}, "spec.handover: replicas find each other by an address of a"),
         ({"resources": {"limits": {"cpu": "many"}}}, "spec.resources.limits.cpu"),
         (overlay(containers=[{"name": "sidecar", "image": "x"}]), "containers sidecar"),
         (overlay(initContainers=[{"name": "init", "image": "x"}]), "initContainers"),

@@ -152,8 +152,9 @@ def test_the_pod_runs_with_the_least_rights() -> None:
 
 def test_the_secret_is_named_never_read() -> None:
     """The kubelet resolves the reference; the operator needs no right on Secrets."""
-    env = server_of(rendered(modelSecretRef={"name": "hub"}))["env"]
-    assert {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "HF_TOKEN"}}} in env
+    env = server_of(rendered(modelSecretRef={"name": "hub"}, handover={"secretRef": {"name": "peers"}}))["env"]
+    for name, key in (("hub", "HF_TOKEN"), ("peers", "PACELINE_HANDOVER_SECRET")):
+        assert {"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}} in env
 
 
 def test_a_model_in_a_claim_is_mounted_read_only() -> None:

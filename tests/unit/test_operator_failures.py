@@ -39,6 +39,8 @@ def test_the_servers_last_words_become_reason_and_message() -> None:
     [
         ("engine.max_model_len: too large", "spec.engine.maxModelLen: too large"),
         ("kv_cache.offload.disk_path is no folder", "spec.engine.diskPath is no folder"),
+        ("observability.trace_path is no file", "spec.engine.tracePath is no file"),
+        ("kv_cache.handover.max_seconds: too small", "spec.handover.maxSeconds: too small"),
         ("engine.model_path: s3:// is not supported", "spec.model: s3:// is not supported"),
         ("scheduling.tiers.batch.ttft_ms: too small", "spec.scheduling.tiers.batch.ttftMs: too small"),
         ("tenants.0.key_files: empty", "spec.tenants.0.keyFiles: empty"),

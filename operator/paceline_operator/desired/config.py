@@ -19,7 +19,7 @@ from paceline_operator import names
 from paceline_operator.cluster import Manifest
 from paceline_operator.desired.metadata import child, digest
 from paceline_operator.model_uri import Claim, Hub
-from paceline_operator.spec import LLMService
+from paceline_operator.spec import HandoverSpec, LLMService
 from paceline_operator.tenancy import TenantSpec
 
 # Group of the configuration file for each field of spec.engine; see `server_path` for the key.
@@ -54,6 +54,8 @@ ENGINE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "max_queued_tokens": ("gateway", "backpressure"),
         "reject_on_oom": ("gateway", "backpressure"),
         "overload_status": ("gateway", "backpressure"),
+        "trace_path": ("observability",),
+        "trace_max_mb": ("observability",),
     }
 )
 
@@ -83,6 +85,8 @@ def engine_config(service: LLMService) -> dict[str, Any]:
         for part in groups:
             group = group.setdefault(part, {})
         group[key] = value
+    if service.spec.handover is not None:
+        config.setdefault("kv_cache", {})["handover"] = _handover(service, service.spec.handover)
     if service.spec.scheduling is not None:
         config["scheduling"] = service.spec.scheduling.model_dump(exclude_none=True)
     if service.spec.tenants:
@@ -106,6 +110,12 @@ def _read_at_start(service: LLMService) -> dict[str, Any]:
     settings = {group: values for group, values in engine_config(service).items() if group != "tenants"}
     files = [[tenant.name, tenant.keys_from.model_dump()] for tenant in service.spec.tenants if tenant.keys_from]
     return {"settings": settings, "files": files}
+
+
+def _handover(service: LLMService, handover: HandoverSpec) -> dict[str, Any]:
+    """The peer is whichever ready replica the Service leads to, of an older revision too; without one it is refused."""
+    limits = handover.model_dump(exclude_none=True, exclude={"secret_ref"})
+    return {"peer": names.service_url(service.namespace, service.name), **limits}
 
 
 def _tenant(tenant: TenantSpec) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from paceline_operator.desired.config import config_map_name
 from paceline_operator.desired.metadata import digest
 from paceline_operator.desired.overlay import merge_pod
 from paceline_operator.model_uri import Claim, Folder
-from paceline_operator.spec import LLMService
+from paceline_operator.spec import LLMService, SecretReference
 
 # Endpoints are updated beside the end of a pod, not before it: new requests may arrive for some seconds more.
 ENDPOINT_LAG_SECONDS: Final = 5
@@ -104,11 +104,16 @@ def _environment(service: LLMService) -> list[dict[str, Any]]:
         {"name": "HOME", "value": "/tmp"},  # caches of libraries go where writing is allowed
     ]
     if secret := service.spec.model_secret_ref:
-        source = {"secretKeyRef": {"name": secret.name, "key": names.SECRET_KEY}}
-        variables.append({"name": names.SECRET_KEY, "valueFrom": source})
+        variables.append(_from_secret(names.SECRET_KEY, secret))
+    if handover := service.spec.handover:
+        variables.append(_from_secret(names.HANDOVER_SECRET_KEY, handover.secret_ref))
     if _key_sources(service):
         variables.append({"name": "PACELINE_KEYS_FOLDER", "value": names.TENANT_KEYS_FOLDER})
     return variables
+
+
+def _from_secret(key: str, secret: SecretReference) -> dict[str, Any]:
+    return {"name": key, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": key}}}
 
 
 def _key_sources(service: LLMService) -> list[dict[str, Any]]:

@@ -133,6 +133,8 @@ def _unsupported(spec: LLMServiceSpec) -> list[str]:
     mistakes = []
     if isinstance(spec.model_uri, Claim):
         mistakes.append("spec.model: pvc:// is a volume of a cluster; on this machine write file:///PATH")
+    if spec.handover is not None:
+        mistakes.append("spec.handover: replicas find each other by an address of a cluster; leave it out here")
     if not mistakes:
         template = render(LLMService(Key("default", "check"), "", 0, spec), IMAGE).deployment["spec"]["template"]
         mistakes += [f"spec.template.spec: {mistake}" for mistake in container.check(template)]
