@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_server.engine.embedder import EmbeddingCore
+from paceline_server.engine.fairness import CREDIT
 from paceline_server.engine.interface import EmbeddingRequest
 from paceline_server.engine.scheduler import SchedulerLimits
 from paceline_server.engine.testing import FakeEncoder, fake_vector, model_info
@@ -114,3 +115,39 @@ def test_time_in_the_queue_ends_with_the_first_batch_of_a_request():
     core.step()
     clock.now = 0.75
     assert core.step()[0].queue_seconds == 0.25
+
+
+def test_tenants_take_turns_by_weight_so_a_flood_of_texts_keeps_nobody_waiting():
+    core, _ = make_core(batch=1)
+    core.submit(EmbeddingRequest("flood", [[1] * 10] * 2000, tenant="loud"))
+    for _ in range(600):
+        core.step()
+    for number in range(3):
+        core.submit(EmbeddingRequest(str(number), [[2] * 10] * 4, tenant="quiet", weight=2.0))
+    answered = [answer.request_id for _ in range(18) for answer in core.step()]
+    assert answered == ["0", "1", "2"]
+    assert core.stats().running == 1, "the flood goes on"
+
+
+def test_while_both_wait_texts_are_computed_by_weight_and_who_was_idle_has_saved_up_no_more_than_a_burst():
+    core, _ = make_core(batch=1)
+    core.submit(EmbeddingRequest("early", [[1] * 16] * 3000, tenant="one"))
+    for _ in range(1000):
+        core.step()
+    core.submit(EmbeddingRequest("late", [[2] * 16] * 3000, tenant="three", weight=3.0))
+    for _ in range(1600):
+        core.step()
+    burst = 3 * CREDIT / 16
+    assert abs(3000 - core._open["late"].missing - burst - 0.75 * (1600 - burst)) <= 3
+
+
+def test_what_does_not_fit_a_batch_is_booked_to_nobody():
+    core, encoder = make_core(budget=20)
+    for name in "ab":
+        core.submit(EmbeddingRequest(name, [[1] * 12] * 6, tenant=name))
+    run(core)
+    assert encoder.batches == [[12]] * 12
+
+
+def test_a_tenant_of_no_weight_is_refused():
+    assert "weight" in make_core()[0].submit(EmbeddingRequest("a", [[1]], weight=0.0)).message

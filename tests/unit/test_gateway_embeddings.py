@@ -6,7 +6,10 @@ import struct
 import openai
 import pytest
 
+from paceline_server.config import parse
 from paceline_server.engine.interface import Task
+from paceline_server.gateway import embeddings
+from paceline_server.keys import hash_key
 from paceline_server.testing import FakeEngine, served, write_model
 
 
@@ -136,3 +139,31 @@ async def test_requests_are_counted_and_timed_as_those_that_generate(server):
 async def test_a_clients_timeout_reaches_the_engine(server):
     await post(server, input="a", timeout=5.0)
     assert 4.0 < server.engine.embedded[0].timeout <= 5.0
+
+
+async def test_more_tokens_than_a_request_may_have_in_all_are_refused_though_each_text_is_short_enough(server):
+    full = [[5] * 16] * 2048
+    assert (await post(server, input=full))[0] == 200
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embeddings, "MAX_TOKENS", 2048 * 16 - 1)
+        status, answer = await post(server, input=full)
+    assert (status, answer["error"]["param"]) == (400, "input")
+    assert "32767" in answer["error"]["message"]
+    assert "several requests" in answer["error"]["message"]
+    assert len(server.engine.embedded) == 1
+
+
+async def test_a_tenants_tokens_a_minute_hold_for_texts_and_the_engine_learns_whose_they_are(folder):
+    key = "sk-texts-0123456789"
+    tenant = {"name": "acme", "key_hashes": [hash_key(key)], "weight": 3, "tokens_per_minute": 20}
+    engine = {"model_path": "/models/tiny", "served_model_names": ("tiny",)}
+    config = parse({"gateway": {"host": "127.0.0.1", "port": 0}, "engine": engine, "tenants": [tenant]})
+    async with served(FakeEngine(folder, task=Task.EMBED, max_model_len=16), config) as up:
+        headers = {"Authorization": f"Bearer {key}"}
+        body = {"model": "tiny", "input": [[5] * 8, [6] * 8]}
+        first = await up.client.post("/v1/embeddings", json=body, headers=headers)
+        second = await up.client.post("/v1/embeddings", json=body, headers=headers)
+        error = (await second.json())["error"]
+    assert (first.status, second.status, error["code"]) == (200, 429, "rate_limit_exceeded")
+    assert int(second.headers["Retry-After"]) >= 1
+    assert [(one.tenant, one.weight) for one in up.engine.embedded] == [("acme", 3.0)]

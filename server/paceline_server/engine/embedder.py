@@ -1,8 +1,8 @@
 """The step loop of a model that embeds: batches of whole texts, computed in one go.
 
-`loop` drives it as it drives `core`. A request's texts are batched one by one, with those of others; its answer goes
-out when all of them are there. While a batch is computed the next one gathers by itself; only an idle engine may wait
-for company (`window`).
+`loop` drives it as it drives `core`. A request's texts are batched one by one, with those of others, tenants in turn
+(`fair_line`); its answer goes out when all of them are there. While a batch is computed the next one gathers by itself;
+only an idle engine may wait for company (`window`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from time import perf_counter
 
 from paceline_server.engine.admission import Refusal
 from paceline_server.engine.batch import Encoder
-from paceline_server.engine.dynamic import FifoLine, pop_batch
+from paceline_server.engine.dynamic import pop_batch
+from paceline_server.engine.fair_line import FairLine
 from paceline_server.engine.heap import LazyHeap
 from paceline_server.engine.interface import EmbeddingOutput, EmbeddingRequest, EngineStats, ModelInfo
 from paceline_server.engine.scheduler import SchedulerLimits
@@ -51,6 +52,10 @@ class _Text:
         return _name(self.owner.request.request_id, self.index)
 
     @property
+    def share(self) -> tuple[str, float]:
+        return self.owner.request.tenant, self.owner.request.weight
+
+    @property
     def token_ids(self) -> Sequence[int]:
         return self.owner.request.inputs[self.index]
 
@@ -80,8 +85,11 @@ class EmbeddingCore:
         self._clock = clock
         self._open: dict[str, _Open] = {}
         self._expiring: LazyHeap[float, _Open] = LazyHeap()
-        self._line: FifoLine[_Text] = FifoLine(
-            name=lambda text: text.name, size=lambda text: len(text.token_ids), arrival=lambda text: text.owner.arrival
+        self._line: FairLine[_Text] = FairLine(
+            name=lambda text: text.name,
+            size=lambda text: len(text.token_ids),
+            arrival=lambda text: text.owner.arrival,
+            share=lambda text: text.share,
         )
         self._steps = 0
         self._computed_tokens = 0
@@ -153,6 +161,8 @@ class EmbeddingCore:
         lengths = [len(text) for text in request.inputs]
         if min(lengths, default=0) == 0:
             return "a request needs at least one text, and each text at least one token"
+        if request.weight <= 0:
+            return f"a tenant's weight is above 0, not {request.weight}"
         longest, budget = max(lengths), self._limits.max_tokens_in_batch
         if longest > self.info.max_model_len:
             return f"a text has {longest} tokens, and the model reads {self.info.max_model_len}"

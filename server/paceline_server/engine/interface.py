@@ -106,12 +106,14 @@ class EmbeddingRequest:
     Attributes:
         request_id: unique among the requests under way.
         inputs: at least one text; each of at least one token and at most max_model_len.
-        timeout: as in `GenerationRequest`.
+        timeout, tenant, weight: as in `GenerationRequest`; tenants take turns by weight.
     """
 
     request_id: str
     inputs: Sequence[Sequence[int]]
     timeout: float | None = None
+    tenant: str = ""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

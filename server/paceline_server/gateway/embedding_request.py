@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
-from paceline_server.gateway.fields import MAX_TIMEOUT_SECONDS, Label, Unsupported, only, texts_or_tokens
+from paceline_server.gateway.fields import (
+    MAX_TIMEOUT_SECONDS,
+    Label,
+    RequestFields,
+    Unsupported,
+    only,
+    texts_or_tokens,
+)
 
 
-class EmbeddingFields(BaseModel):
+class EmbeddingFields(RequestFields):
     """POST /v1/embeddings. `input` is texts or lists of token ids, one or several."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
-
-    model: str
     input: Annotated[tuple[str, ...] | tuple[tuple[int, ...], ...], BeforeValidator(texts_or_tokens)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int | None, Field(ge=1)] = None

@@ -1,18 +1,13 @@
-"""POST /v1/embeddings: texts in, one vector each. Used by `app`.
-
-The order of checks and the way of refusals are those of `service`; there is no stream, and an answer is all or nothing.
-"""
+"""POST /v1/embeddings: texts in, one vector each. Used by `app`. Nothing is streamed; an answer is all or nothing."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from sys import byteorder
 from time import monotonic
-from typing import TypeVar
 
 from aiohttp import web
 
@@ -22,16 +17,13 @@ from paceline_server.gateway.answers import priced
 from paceline_server.gateway.embedding_request import EmbeddingFields
 from paceline_server.gateway.exchange import EXCHANGE, Exchange
 from paceline_server.gateway.metrics import GatewayMetrics
-from paceline_server.gateway.mistakes import validate
 from paceline_server.gateway.model_text import ModelText
-from paceline_server.gateway.state import GATEWAY, Gateway, identify
-from paceline_server.gateway.strict_json import parse_object
+from paceline_server.gateway.reception import NO_OUTPUTS, Outputs, by_size, fields_of, receive
+from paceline_server.gateway.state import GATEWAY, Gateway
 from paceline_server.gateway.tenants import Tenant
 from paceline_server.gateway.urgency import TIMEOUT_HEADER, patience
 
-_IN_WORKER_BYTES = 64 * 1024  # smaller bodies and answers are coded faster than a thread is woken
-
-Result = TypeVar("Result")
+MAX_TOKENS = 300_000  # of a request, all texts together, as in the OpenAI reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +34,11 @@ class _Job:
     model: str
     as_base64: bool
 
+    @property
+    def outputs(self) -> Outputs:
+        """It generates nothing."""
+        return NO_OUTPUTS
+
 
 async def create_embeddings(request: web.Request) -> web.Response:
     """Serve one request.
@@ -50,33 +47,38 @@ async def create_embeddings(request: web.Request) -> web.Response:
         RequestError: it is refused, or fails; the middleware answers.
     """
     gateway, exchange = request.app[GATEWAY], request[EXCHANGE]
-    exchange.generates = True
-    tenant = identify(request)
-    account = gateway.accounts.of(tenant)
-    async with gateway.drain.work():
-        text = gateway.require_text(Task.EMBED)
-        account.count_request(exchange)
-        with gateway.backpressure.enter() as ticket:
-            job = await _prepare(request, text, tenant)
-            with account.charge(exchange, 0, 0):
-                gateway.backpressure.submit(ticket, exchange.prompt_tokens)
-                output = await gateway.engine.embed(job.request)
-                gateway.backpressure.started(ticket)
-                _measure(exchange, gateway.metrics, output)
+
+    async def prepare(text: ModelText, tenant: Tenant) -> _Job:
+        return await _prepare(request, text, tenant)
+
+    async def compute(job: _Job, on_start: Callable[[], None]) -> web.Response:
+        output = await gateway.engine.embed(job.request)
+        on_start()
+        _measure(exchange, gateway.metrics, output)
         return await _answer(gateway, job, output, exchange)
+
+    return await receive(request, Task.EMBED, prepare, compute)
 
 
 async def _prepare(request: web.Request, text: ModelText, tenant: Tenant) -> _Job:
     gateway, exchange = request.app[GATEWAY], request[EXCHANGE]
-    async with gateway.bodies.body(request) as body:
-        fields = await _by_size(gateway, len(body), lambda: validate(EmbeddingFields, parse_object(body)))
-        gateway.require_model(fields.model)
+    async with fields_of(request, EmbeddingFields) as fields:
         urgent = patience(fields.timeout, request.headers.get(TIMEOUT_HEADER), gateway.config.scheduling, tenant.config)
         _require_dimensions(fields.dimensions, text.info.dimensions)
         inputs = await _encode(fields.input, text)
     exchange.prompt_tokens = sum(map(len, inputs))
-    timeout = urgent.remaining(monotonic() - exchange.started)
-    return _Job(EmbeddingRequest(exchange.id, inputs, timeout), fields.model, fields.encoding_format == "base64")
+    _require_sum(exchange.prompt_tokens)
+    return _Job(
+        request=EmbeddingRequest(
+            exchange.id,
+            inputs,
+            timeout=urgent.remaining(monotonic() - exchange.started),
+            tenant=tenant.name,
+            weight=tenant.config.weight,
+        ),
+        model=fields.model,
+        as_base64=fields.encoding_format == "base64",
+    )
 
 
 async def _encode(given: Sequence[str] | Sequence[Sequence[int]], text: ModelText) -> list[Sequence[int]]:
@@ -95,6 +97,16 @@ async def _encode(given: Sequence[str] | Sequence[Sequence[int]], text: ModelTex
                 param="input",
             )
     return inputs
+
+
+def _require_sum(tokens: int) -> None:
+    if tokens > MAX_TOKENS:
+        raise InvalidRequest(
+            f"input: at most {MAX_TOKENS} tokens in one request, in all its texts, not {tokens}; "
+            "send the texts in several requests",
+            param="input",
+            code="invalid_value",
+        )
 
 
 def _require_dimensions(asked: int | None, dimensions: int | None) -> None:
@@ -129,7 +141,7 @@ async def _answer(gateway: Gateway, job: _Job, output: EmbeddingOutput, exchange
         body = {"object": "list", "data": data, "model": job.model, "usage": priced(usage, exchange)}
         return web.json_response(body)
 
-    return await _by_size(gateway, sum(map(len, vectors)), build)
+    return await by_size(gateway, sum(map(len, vectors)), build)
 
 
 def _written(vector: bytes, *, as_base64: bool) -> str | list[float]:
@@ -139,10 +151,3 @@ def _written(vector: bytes, *, as_base64: bool) -> str | list[float]:
     if byteorder == "big":
         numbers.byteswap()
     return numbers.tolist()
-
-
-async def _by_size(gateway: Gateway, size: int, work: Callable[[], Result]) -> Result:
-    """Do a piece of coding here, or in a worker where it would hold up everybody else."""
-    if size < _IN_WORKER_BYTES:
-        return work()
-    return await asyncio.get_running_loop().run_in_executor(gateway.workers, work)

@@ -1,4 +1,4 @@
-"""Types of request fields: what one value may be. Used by `requests`.
+"""Types of request fields: what one value may be. Used by `requests` and `embedding_request`.
 
 Lengths are looked at before elements, and by these validators instead of pydantic's: a union would try a list of a
 million strings against every member and keep a mistake for each element.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 4  # as in the OpenAI reference
@@ -20,6 +20,18 @@ MAX_LABEL_CHARS = 512
 MAX_METADATA = 16  # pairs, as in the OpenAI reference
 MAX_PRIORITY = 1000
 MAX_TIMEOUT_SECONDS = 86_400
+
+
+class Strict(BaseModel):
+    """An object of which every field is known and of its own type."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+
+class RequestFields(Strict):
+    """The body of a request for a model."""
+
+    model: str
 
 
 def only(*harmless: Any) -> AfterValidator:

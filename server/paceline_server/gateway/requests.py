@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from paceline_server.engine.batch import SamplingParams
@@ -23,6 +23,8 @@ from paceline_server.gateway.fields import (
     MAX_PRIORITY,
     MAX_TIMEOUT_SECONDS,
     Label,
+    RequestFields,
+    Strict,
     Unsupported,
     labels,
     message_text,
@@ -40,11 +42,7 @@ _LEAST_TOP_P = 1e-9  # stands for 0: the nucleus is then the most likely token a
 _SEED_BITS = 63
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """How a stream is dressed."""
 
     include_usage: bool | None = None
@@ -52,10 +50,9 @@ class StreamOptions(_Strict):
     continuous_usage_stats: Annotated[Any, only(False)] = None
 
 
-class GenerationFields(_Strict):
+class GenerationFields(RequestFields):
     """What chat and completions have in common."""
 
-    model: str
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     min_tokens: Annotated[int | None, Field(ge=0)] = None
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
@@ -137,7 +134,7 @@ class GenerationFields(_Strict):
         )
 
 
-class Message(_Strict):
+class Message(Strict):
     """One turn of a chat. `content` is the joined text of its parts."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]

@@ -1,14 +1,12 @@
 """One generating request from head to last byte. Used by `app` for chat and completions.
 
-The order is by cost: refuse whom nobody knows; refuse while draining, not ready or overloaded; read the body; check its
-fields and the model's name; tokenise; check lengths; only then the engine. Everything that can be known up front is
-answered before a stream's head goes out, so that a streamed and a whole answer fail alike; the head goes out with the
-first token.
+Everything that can be known up front is answered before a stream's head goes out (`reception`), so that a streamed and
+a whole answer fail alike; the head goes out with the first token.
 """
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -23,16 +21,13 @@ from paceline_server.gateway.context import output_tokens, refuse_limit_beyond_c
 from paceline_server.gateway.detokenizer import Detokenizer
 from paceline_server.gateway.exchange import EXCHANGE
 from paceline_server.gateway.generation import Meter, generate
-from paceline_server.gateway.mistakes import validate
 from paceline_server.gateway.model_text import ModelText
+from paceline_server.gateway.reception import Outputs, fields_of, receive
 from paceline_server.gateway.requests import GenerationFields
-from paceline_server.gateway.state import GATEWAY, Gateway, identify
-from paceline_server.gateway.strict_json import parse_object
+from paceline_server.gateway.state import GATEWAY, Gateway
 from paceline_server.gateway.tenants import Tenant
 from paceline_server.gateway.urgency import TIMEOUT_HEADER, urgency
 from paceline_server.gateway.writers import Streamed, Whole
-
-_PARSE_IN_WORKER_BYTES = 64 * 1024  # smaller bodies are parsed faster than a thread is woken
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +41,11 @@ class _Job:
     include_usage: bool
     asked: int | None  # output tokens by the client's own limit
 
+    @property
+    def outputs(self) -> Outputs:
+        """What it may generate."""
+        return Outputs(self.asked, self.request.max_tokens, self.request.n)
+
 
 async def answer(request: web.Request, endpoint: Endpoint[Any]) -> web.StreamResponse:
     """Serve one request of a generating endpoint.
@@ -53,28 +53,23 @@ async def answer(request: web.Request, endpoint: Endpoint[Any]) -> web.StreamRes
     Raises:
         RequestError: it is refused, or fails; the middleware answers, also in the middle of a stream.
     """
-    gateway, exchange = request.app[GATEWAY], request[EXCHANGE]
-    exchange.generates = True
-    tenant = identify(request)
-    account = gateway.accounts.of(tenant)
-    async with gateway.drain.work():
-        text = gateway.require_text(Task.GENERATE)
-        account.count_request(exchange)
-        with gateway.backpressure.enter() as ticket:
-            job = await _prepare(request, endpoint, text, tenant)
-            with account.charge(exchange, job.asked, job.request.max_tokens, job.request.n):
-                gateway.backpressure.submit(ticket, exchange.prompt_tokens)
-                meter = Meter(exchange, gateway.metrics, on_start=lambda: gateway.backpressure.started(ticket))
-                writer = _writer(request, endpoint, job)
-                await generate(gateway.engine, job.request, job.assemblies, meter, writer.take)
-                return await writer.finish()
+    gateway = request.app[GATEWAY]
+
+    async def prepare(text: ModelText, tenant: Tenant) -> _Job:
+        return await _prepare(request, endpoint, text, tenant)
+
+    async def compute(job: _Job, on_start: Callable[[], None]) -> web.StreamResponse:
+        meter = Meter(request[EXCHANGE], gateway.metrics, on_start)
+        writer = _writer(request, endpoint, job)
+        await generate(gateway.engine, job.request, job.assemblies, meter, writer.take)
+        return await writer.finish()
+
+    return await receive(request, Task.GENERATE, prepare, compute)
 
 
 async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelText, tenant: Tenant) -> _Job:
     gateway, exchange = request.app[GATEWAY], request[EXCHANGE]
-    async with gateway.bodies.body(request) as body:
-        fields = await _read(body, endpoint, gateway)
-        gateway.require_model(fields.model)
+    async with fields_of(request, endpoint.fields) as fields:
         _refuse_many_answers(fields.n or 1, gateway.config.gateway.max_n)
         _refuse_indeterminate(fields, text.info)
         refuse_limit_beyond_context(fields.output_limit, fields.output_limit_field, text.info)
@@ -113,16 +108,6 @@ async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelTex
         include_usage=fields.include_usage,
         asked=fields.output_limit,
     )
-
-
-async def _read(body: bytes, endpoint: Endpoint[Any], gateway: Gateway) -> GenerationFields:
-    def parse() -> GenerationFields:
-        fields: GenerationFields = validate(endpoint.fields, parse_object(body))
-        return fields
-
-    if len(body) < _PARSE_IN_WORKER_BYTES:
-        return parse()
-    return await asyncio.get_running_loop().run_in_executor(gateway.workers, parse)
 
 
 def _refuse_many_answers(n: int, most: int) -> None:

@@ -1,0 +1,116 @@
+"""What every request for the engine passes, in one order, whatever its endpoint. Used by `service` and `embeddings`.
+
+The order is by cost: refuse whom nobody knows; refuse while draining, not ready or overloaded; read the body; check its
+fields and the model's name; tokenise; check lengths; charge its tenant; only then the engine. An endpoint brings the
+parts that are its own: `prepare` makes a job of a request, `compute` has it done and answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from aiohttp import web
+
+from paceline_server.engine.interface import Task
+from paceline_server.gateway.exchange import EXCHANGE
+from paceline_server.gateway.fields import RequestFields
+from paceline_server.gateway.mistakes import validate
+from paceline_server.gateway.model_text import ModelText
+from paceline_server.gateway.state import GATEWAY, Gateway, identify
+from paceline_server.gateway.strict_json import parse_object
+from paceline_server.gateway.tenants import Tenant
+
+_IN_WORKER_BYTES = 64 * 1024  # smaller bodies and answers are coded faster than a thread is woken
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a request may generate, in tokens.
+
+    Attributes:
+        asked: that the client lets an answer have, or None.
+        room: that an answer may have in any case.
+        answers: how many the client wants.
+    """
+
+    asked: int | None
+    room: int
+    answers: int = 1
+
+
+NO_OUTPUTS = Outputs(0, 0)
+
+
+class Job(Protocol):
+    """A request that was found in order; its exchange knows the tokens of its prompt."""
+
+    @property
+    def outputs(self) -> Outputs:
+        """What it may generate."""
+        ...
+
+
+Prepared = TypeVar("Prepared", bound=Job)
+Answer = TypeVar("Answer", bound=web.StreamResponse)
+Fields = TypeVar("Fields", bound=RequestFields)
+Result = TypeVar("Result")
+
+
+async def receive(
+    request: web.Request,
+    task: Task,
+    prepare: Callable[[ModelText, Tenant], Awaitable[Prepared]],
+    compute: Callable[[Prepared, Callable[[], None]], Awaitable[Answer]],
+) -> Answer:
+    """Serve one request.
+
+    Args:
+        task: what the model must be for.
+        prepare: reads the request, for a tenant.
+        compute: has it done by the engine, and calls what it is given when the engine has begun to answer.
+
+    Raises:
+        RequestError: it is refused, or fails; the middleware answers, also in the middle of a stream.
+    """
+    gateway, exchange = request.app[GATEWAY], request[EXCHANGE]
+    exchange.generates = True
+    tenant = identify(request)
+    account = gateway.accounts.of(tenant)
+    async with gateway.drain.work():
+        text = gateway.require_text(task)
+        account.count_request(exchange)
+        with gateway.backpressure.enter() as ticket:
+            job = await prepare(text, tenant)
+            outputs = job.outputs
+            with account.charge(exchange, outputs.asked, outputs.room, outputs.answers):
+                gateway.backpressure.submit(ticket, exchange.prompt_tokens)
+                return await compute(job, lambda: gateway.backpressure.started(ticket))
+
+
+@asynccontextmanager
+async def fields_of(request: web.Request, kind: type[Fields]) -> AsyncIterator[Fields]:
+    """The body's fields, checked, and the model's name in them as well; held within `BodyReader`'s bounds meanwhile.
+
+    Raises:
+        RequestError: the body cannot be read, is not in order, or asks for another model.
+    """
+    gateway = request.app[GATEWAY]
+    async with gateway.bodies.body(request) as body:
+        fields = await by_size(gateway, len(body), lambda: validate(kind, parse_object(body)))
+        gateway.require_model(fields.model)
+        yield fields
+
+
+async def by_size(gateway: Gateway, size: int, work: Callable[[], Result]) -> Result:
+    """Do a piece of coding here, or in a worker where it would hold up everybody else.
+
+    Args:
+        size: bytes to read or write.
+    """
+    if size < _IN_WORKER_BYTES:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(gateway.workers, work)
