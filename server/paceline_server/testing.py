@@ -138,6 +138,7 @@ class FakeEngine:
             dtype="float32",
             device="cpu",
             attention_backend="fake",
+            kv_dtype="float32",
             task=self.task,
             dimensions=2 if self.task is Task.EMBED else None,
         )

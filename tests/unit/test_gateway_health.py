@@ -153,6 +153,14 @@ def test_the_gateway_imports_neither_torch_nor_transformers() -> None:
     assert run.stdout.strip() == ""
 
 
+async def test_what_the_kv_cache_is_stands_in_the_labels_of_a_constant(folder: Path) -> None:
+    async with served(FakeEngine(folder)) as server:
+        lines = server.gateway.metrics.exposition().decode().splitlines()
+    facts = 'block_bytes="0",block_size="16",blocks="64",dtype="float32"'
+    assert f"paceline_kv_cache_info{{{facts}}} 1.0" in lines
+    assert 'vllm:cache_config_info{block_size="16",cache_dtype="float32",num_gpu_blocks="64"} 1.0' in lines
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
     [

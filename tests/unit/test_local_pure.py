@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline_operator.cluster import Manifest
-from paceline_operator.local import columns
+from paceline_operator.local import columns, machine
 from paceline_operator.local.backoff import BackOff
 from paceline_operator.local.machine import Machine, Placement, Unschedulable, place
 from paceline_operator.local.probes import Probe, Verdict
@@ -24,6 +25,37 @@ def pod_with(**resources: Any) -> Manifest:
 
 
 MACHINE = Machine(cpus=4, memory=8 * 2**30, gpus=("GPU-a", "GPU-b"))
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus", "memory"),
+    [
+        ({"cpu.max": "50000 100000", "memory.max": "1000000"}, Decimal("0.5"), 1_000_000),
+        ({"cpu.max": "max 100000", "memory.max": "max"}, None, None),
+        (
+            {
+                "cpu/cpu.cfs_quota_us": "50000",
+                "cpu/cpu.cfs_period_us": "100000",
+                "memory/memory.limit_in_bytes": "1000000",
+            },
+            Decimal("0.5"),
+            1_000_000,
+        ),
+        ({"cpu/cpu.cfs_quota_us": "-1", "memory/memory.limit_in_bytes": "9223372036854771712"}, None, None),
+        ({}, None, None),
+    ],
+    ids=["version 2", "version 2, unlimited", "version 1", "version 1, unlimited", "none"],
+)
+async def test_the_machine_is_what_the_container_may_use_of_it(
+    files: dict[str, str], cpus: Decimal | None, memory: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    found = await machine.detect()
+    assert found.cpus == (cpus or len(os.sched_getaffinity(0)))
+    assert found.memory == (memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def test_every_pod_gets_gpus_of_its_own() -> None:

@@ -86,9 +86,19 @@ def test_it_shares_prefixes_only_with_others_of_its_kind() -> None:
     assert cached == [0, 0, 16, 16]
 
 
-def test_a_back_end_that_cannot_promise_it_refuses_it_by_name() -> None:
-    info = model_info()
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("name", ["reference", "triton"])
+def test_a_back_end_that_cannot_promise_it_refuses_it_by_name_and_computes_nothing(name: str, n: int) -> None:
+    info = replace(model_info(), attention_backend=name)
     core = EngineCore(FakeRunner(info), info, SchedulerLimits(4, 64))
-    refusal = core.submit(GenerationRequest("a", [1, 2], 1, deterministic=True))
+    refusal = core.submit(GenerationRequest("a", [1, 2], 1, n=n, deterministic=True))
     assert refusal is not None
-    assert "attention_backend" in refusal.message
+    assert refusal.retry_after is None
+    assert f"not {name}" in refusal.message
+    assert "back end cpu (engine.attention_backend)" in refusal.message
+    assert not core.has_work
+
+
+def test_a_model_on_the_reference_back_end_does_not_promise_it(folder: Path) -> None:
+    loaded = load(tiny_config(folder, engine={"attention_backend": "reference"}), lambda _: None)
+    assert not loaded.info.deterministic

@@ -6,11 +6,14 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from paceline_server.config import BatchingConfig, KVCacheConfig
 from paceline_server.engine.batch import SamplingParams, SequenceSlice, StepBatch
 from paceline_server.engine.interface import StartupPhase
 from paceline_server.errors import (
@@ -23,7 +26,9 @@ from paceline_server.errors import (
     StartupError,
 )
 from paceline_server.model import hub, machine, startup
+from paceline_server.model.backend import TransformersBackend
 from paceline_server.model.cache import KVGeometry, blocks_for_cpu, blocks_for_gpu
+from paceline_server.model.loader import read_config
 from paceline_server.model.startup import load
 from paceline_server.model.testing import save_tiny_model, tiny_config
 
@@ -185,8 +190,38 @@ def test_an_int8_block_has_a_byte_a_number_and_a_scale_for_each_key_and_value() 
 
 
 def test_a_gpu_with_nothing_left_names_all_shares() -> None:
-    with pytest.raises(OutOfMemory, match=r"allows 8\.0, weights and other users take 7\.5 and a step 0\.5"):
-        blocks_for_gpu(512, 0.5, total=16 << 30, used=15 << 29, activations=1 << 29)
+    with pytest.raises(OutOfMemory, match=r"allows 8\.0, weights .* take 7\.0, a step 0\.5 and CUDA graphs 0\.5"):
+        blocks_for_gpu(512, 0.5, total=16 << 30, used=14 << 29, activations=1 << 29, graphs=1 << 29)
+
+
+class GpuBackend:
+    """A back end of a GPU that is not there."""
+
+    reserved_bytes = 1 << 30
+
+    def block_bytes(self, geometry: KVGeometry) -> int:
+        return geometry.block_bytes
+
+
+def test_the_kv_cache_leaves_a_gpus_memory_to_the_graphs_that_are_captured_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gib = 1 << 30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * gib, 80 * gib))
+    monkeypatch.setattr(startup._Setup, "_measure_step", lambda setup: 2 * gib)
+    setup = startup._Setup(cast(Any, GpuBackend()), GEOMETRY, torch.device("cuda"), 64, BatchingConfig())
+    blocks = setup.count_blocks(KVCacheConfig(gpu_memory_fraction=0.5))
+    assert blocks == (40 - 20 - 2 - 1) * gib // GEOMETRY.block_bytes
+
+
+def test_only_a_back_end_that_captures_keeps_memory_for_it(llama: Path) -> None:
+    model = cast(Any, SimpleNamespace(config=read_config(llama)))
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    reserved = [
+        TransformersBackend(model, device, max_batch_size=size).reserved_bytes
+        for device, size in ((gpu, 8), (gpu, 0), (cpu, 8))
+    ]
+    assert reserved == [1 << 30, 0, 0]
 
 
 UNLIMITED = {

@@ -12,11 +12,14 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 
 from paceline_operator.cluster import Manifest
+from paceline_operator.local import cgroup
 from paceline_operator.quantity import parse_quantity
 
 GPU = "nvidia.com/gpu"
+_CGROUP = Path("/sys/fs/cgroup")
 _NVIDIA_SMI_SECONDS = 20.0  # the first call after boot initialises the driver
 _WITHOUT_GPU = (
     "`paceline up --cpu` runs the model on the CPU, or set spec.resources to what there is: "
@@ -28,7 +31,7 @@ _WITHOUT_GPU = (
 class Machine:
     """Capacity: cores, bytes, and the GPUs by the identifier that CUDA_VISIBLE_DEVICES takes."""
 
-    cpus: int
+    cpus: Decimal | int
     memory: int
     gpus: tuple[str, ...] = ()
 
@@ -50,9 +53,14 @@ class Unschedulable:
 
 
 async def detect() -> Machine:
-    """Look at this machine."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Machine(cpus=os.cpu_count() or 1, memory=memory, gpus=await asyncio.to_thread(_gpus))
+    """Look at this machine, or at what a container leaves us of it."""
+    cores, quota = Decimal(len(os.sched_getaffinity(0))), cgroup.cpu_quota(_CGROUP)
+    memory, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), cgroup.memory_limit(_CGROUP)
+    return Machine(
+        cpus=cores if quota is None else min(cores, quota),
+        memory=memory if limit is None else min(memory, limit),
+        gpus=await asyncio.to_thread(_gpus),
+    )
 
 
 def place(pod: Manifest, machine: Machine, held: Iterable[Placement]) -> Placement | Unschedulable:

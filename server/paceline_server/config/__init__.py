@@ -180,7 +180,10 @@ class KVCacheConfig(Group):
     """The paged KV cache."""
 
     gpu_memory_fraction: float = Field(
-        0.9, gt=0, lt=1, description="Share of the GPU's memory for weights, activations and KV cache together."
+        0.9,
+        gt=0,
+        lt=1,
+        description="Share of the GPU's memory for weights, steps, CUDA graphs and KV cache together.",
     )
     cpu_memory_gb: float = Field(1.0, gt=0, description="KV cache on a CPU, in GiB.")
     block_size_tokens: Positive = Field(16, description="Tokens in a block.")

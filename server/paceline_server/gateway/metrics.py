@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from paceline_server.config.tenants import TenantConfig
-from paceline_server.engine.interface import Engine, EngineStats
+from paceline_server.engine.interface import Engine, EngineStats, ModelInfo
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -131,6 +131,7 @@ class _EngineNumbers(Collector):
         yield from _gauges(self._engine.stats)
         yield from _counters(self._engine.stats)
         yield from _swaps(self._engine)
+        yield from _cache_facts(self._engine.info)
         yield _offloaded(self._engine.stats)
         yield CounterMetricFamily(
             "paceline_engine_restarts", "Times that a lost engine was started again", value=self._engine.restarts
@@ -176,6 +177,22 @@ def _swaps(engine: Engine) -> Iterable[Metric]:
         blocks.add_metric([direction], count)
         volume.add_metric([direction], count * block_bytes)
     yield from (blocks, volume)
+
+
+def _cache_facts(info: ModelInfo | None) -> Iterable[Metric]:
+    """What the KV cache is, as labels of a constant; and as Gateway API Inference Extension reads it."""
+    if info is None or info.num_blocks == 0:
+        return
+    blocks, size = str(info.num_blocks), str(info.block_size)
+    labels = {"dtype": info.kv_dtype, "blocks": blocks, "block_size": size, "block_bytes": str(info.block_bytes)}
+    alias = {"cache_dtype": info.kv_dtype, "num_gpu_blocks": blocks, "block_size": size}
+    for name, about, facts in (
+        ("paceline_kv_cache_info", "Number format and size of the KV cache; always 1", labels),
+        ("vllm:cache_config_info", "Alias of paceline_kv_cache_info", alias),
+    ):
+        gauge = GaugeMetricFamily(name, about, labels=list(facts))
+        gauge.add_metric(list(facts.values()), 1.0)
+        yield gauge
 
 
 def _offloaded(stats: EngineStats) -> Metric:

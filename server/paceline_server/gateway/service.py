@@ -122,8 +122,8 @@ def _refuse_many_answers(n: int, most: int) -> None:
 def _refuse_indeterminate(fields: GenerationFields, info: ModelInfo) -> None:
     if fields.deterministic and not info.deterministic:
         raise InvalidRequest(
-            f"deterministic: the back end {info.attention_backend} cannot promise it; the back end cpu can "
-            "(engine.attention_backend)",
+            f"deterministic: the back end {info.attention_backend} cannot promise it; leave it out, or serve the model "
+            "with the back end cpu (engine.attention_backend)",
             param="deterministic",
             code="unsupported_parameter",
         )

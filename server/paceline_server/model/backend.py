@@ -33,11 +33,16 @@ from paceline_server.model.support import layer_windows
 log = logging.getLogger("paceline.model")
 
 _GRAPH_BYTES = 1 << 30
-"""Device memory that captured steps may hold, out of what kv_cache.gpu_memory_fraction leaves free."""
+"""Device memory that captured steps may hold. They are captured later: the KV cache leaves it free."""
 
 
 class Backend(Protocol):
     """A loaded model without a KV cache."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Device memory that the KV cache must leave to what comes later."""
+        ...
 
     def block_bytes(self, geometry: KVGeometry) -> int:
         """Bytes that one block will take."""
@@ -82,6 +87,11 @@ class TransformersBackend:
         self._device = device
         self._windows = layer_windows(model.config.to_dict())
 
+    @property
+    def reserved_bytes(self) -> int:
+        """For CUDA graphs, where decodes are captured."""
+        return _GRAPH_BYTES if self._device.type == "cuda" and self._max_batch_size else 0
+
     def block_bytes(self, geometry: KVGeometry) -> int:
         """Keys and values, and nothing else."""
         return geometry.block_bytes
@@ -95,7 +105,7 @@ class TransformersBackend:
         attention = self._attention(cache)
         attach(self._model.decoder, attention, self._windows)
         if self._device.type == "cuda" and isinstance(attention, StationaryAttention):
-            book = GraphBook(capture_sizes(self._max_batch_size), _GRAPH_BYTES)
+            book = GraphBook(capture_sizes(self._max_batch_size), self.reserved_bytes)
             return GraphedModel(self._model, attention, cache, self._device, book, CudaGraphs(self._device))
         return TransformersModel(self._model, attention, cache, self._device)
 
@@ -118,6 +128,11 @@ class CpuBackend:
         self._decoder = FusedDecoder(model, self._pool, int8=int8)
         # What torch still does in a step is small; its threads would only stand in the kernels' way.
         torch.set_num_threads(1)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """None: nothing is captured."""
+        return 0
 
     def block_bytes(self, geometry: KVGeometry) -> int:
         """Of a cache of one block: only the kernels know how they pad."""

@@ -135,7 +135,7 @@ def blocks_for_cpu(block_bytes: int, memory_gb: float, available: int) -> int:
     return wanted // block_bytes
 
 
-def blocks_for_gpu(block_bytes: int, fraction: float, total: int, used: int, activations: int) -> int:
+def blocks_for_gpu(block_bytes: int, fraction: float, total: int, used: int, activations: int, graphs: int = 0) -> int:
     """Blocks that are left of a GPU.
 
     Args:
@@ -144,16 +144,18 @@ def blocks_for_gpu(block_bytes: int, fraction: float, total: int, used: int, act
         total: bytes of the GPU.
         used: bytes that are taken, by the weights and by others.
         activations: bytes that a step of the largest size needs beside that, as measured.
+        graphs: bytes that captured steps are going to hold.
 
     Raises:
         OutOfMemory: not even one block fits.
     """
-    left = int(total * fraction) - used - activations
+    left = int(total * fraction) - used - activations - graphs
     if left < block_bytes:
         raise OutOfMemory(
             f"nothing is left for the KV cache: of {total / GIB:.1f} GiB, kv_cache.gpu_memory_fraction {fraction:g} "
-            f"allows {total * fraction / GIB:.1f}, weights and other users take {used / GIB:.1f} and a step "
-            f"{activations / GIB:.1f}; raise the fraction, lower batching.max_tokens_in_batch or take a larger GPU"
+            f"allows {total * fraction / GIB:.1f}, weights and other users take {used / GIB:.1f}, a step "
+            f"{activations / GIB:.1f} and CUDA graphs {graphs / GIB:.1f}; "
+            "raise the fraction, lower batching.max_tokens_in_batch or take a larger GPU"
         )
     return left // block_bytes
 

@@ -143,7 +143,14 @@ class _Setup:
             return blocks_for_cpu(self._block_bytes, config.cpu_memory_gb, available_memory() - _STEP_BYTES)
         activations = self._measure_step()
         free, total = torch.cuda.mem_get_info(self._device)
-        return blocks_for_gpu(self._block_bytes, config.gpu_memory_fraction, total, total - free, activations)
+        return blocks_for_gpu(
+            self._block_bytes,
+            config.gpu_memory_fraction,
+            total=total,
+            used=total - free,
+            activations=activations,
+            graphs=self._backend.reserved_bytes,
+        )
 
     def runner(self, num_blocks: int, config: KVCacheConfig | None = None) -> ModelRunner:
         """Allocate the KV cache and join it to the model.
