@@ -31,11 +31,12 @@ Generated from `crds/llmservices.paceline.dev.yaml` and `operator/paceline_opera
 _CHILDREN = """## What is made from it
 
 In the same namespace, under the service's name (cut and given a hash where it is too long or has dots), owned by the
-LLMService so that deleting it takes them away: a Deployment, a Service on port 8000 and, with `spec.autoscaling`, a
-HorizontalPodAutoscaler on the LLMService's `/scale`. The [engine configuration](settings.md) is in a ConfigMap of that
-name and a hash of what a server reads when it starts: a pod that starts again in the middle of a rollout finds the
-settings that it was made with, and a ConfigMap goes when no pod may mount it any more. An object of a child's name that
-belongs to somebody else is left alone, and the condition says `NameConflict`.
+LLMService so that deleting it takes them away: a Deployment, a Service on port 8000, a PodDisruptionBudget that gives
+up one pod at a time (a budget of your own for the same pods would stop evictions: a pod may have one), and, with
+`spec.autoscaling`, a HorizontalPodAutoscaler on the LLMService's `/scale`. The [engine configuration](settings.md) is
+in a ConfigMap of that name and a hash of what a server reads when it starts: a pod that starts again in the middle of a
+rollout finds the settings that it was made with, and a ConfigMap goes when no pod may mount it any more. An object of a
+child's name that belongs to somebody else is left alone, and the condition says `NameConflict`.
 """
 
 _ENGINE = "The server's own defaults of `spec.engine` are on the page of [settings](settings.md)."

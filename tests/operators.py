@@ -17,7 +17,7 @@ from cluster.process import Process, free_port, http_ok
 
 IMAGE = "registry.example/server:1"
 LEASE_SECONDS = 6.0  # long enough for a machine that does other things too
-CHILDREN = "deployment,service,configmap,hpa"
+CHILDREN = "deployment,service,configmap,pdb,hpa"
 OURS = "app.kubernetes.io/managed-by=paceline"
 PROGRAM = """
 import json, logging, sys

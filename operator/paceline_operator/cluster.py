@@ -42,8 +42,8 @@ class Observed:
 
     service: the LLMService with its metadata, spec and status; None when it does not exist (any more).
     children: objects that have the name and kind of a child (`names.child_name`), ours or not: Deployment (with status,
-        where the cluster keeps one), Service, HorizontalPodAutoscaler (with status.conditions); and the ConfigMaps that
-        carry the service's labels, of its current configuration and of earlier ones.
+        where the cluster keeps one), Service, PodDisruptionBudget, HorizontalPodAutoscaler (with status.conditions);
+        and the ConfigMaps that carry the service's labels, of its current configuration and of earlier ones.
     replica_sets: those that the Deployment has made, where the cluster makes pods by such.
     pods: the service's pods of all revisions, terminating ones too, each with `metadata.labels` of its template,
         `metadata.creationTimestamp`, `metadata.deletionTimestamp` while it drains, `status.phase`, `status.conditions`

@@ -27,6 +27,7 @@ _CHILD_RESOURCES: Final = (
     ("v1", "configmaps"),
     ("v1", "services"),
     ("apps", "v1", "deployments"),
+    ("policy", "v1", "poddisruptionbudgets"),
     ("autoscaling", "v2", "horizontalpodautoscalers"),
 )
 _OURS: Final[Mapping[str, str]] = MappingProxyType({names.LABEL_MANAGED_BY: names.LABEL_MANAGED_BY_VALUE})

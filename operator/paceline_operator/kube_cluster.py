@@ -35,6 +35,7 @@ CHILD_COLLECTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
         "Service": "/api/v1/namespaces/{namespace}/services",
         "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
+        "PodDisruptionBudget": "/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets",
         "HorizontalPodAutoscaler": "/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers",
     }
 )

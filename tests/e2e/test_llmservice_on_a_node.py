@@ -102,7 +102,9 @@ def test_deleting_an_llmservice_leaves_none_of_its_children(paceline: Cluster, i
     service.apply()
     eventually(lambda: [pod for pod in service.pods() if pod["status"]["phase"] == "Running"], 60)
     children = {one.split()[0] for one in everything(paceline) - before}
-    assert children >= {"Deployment", "Service", "ConfigMap", "HorizontalPodAutoscaler", "Pod"}
+    assert children >= {
+        "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Pod", "PodDisruptionBudget", "Service",
+    }  # fmt: skip
     service.kubectl("delete", f"llm/{service.name}", "--timeout=60s")
     assert settled(lambda: everything(paceline) - before, set(), 60) == set()
 

@@ -186,7 +186,7 @@ def test_the_operator_does_its_work_with_the_rights_that_the_chart_gives_it(
     )
     with all_stopped([operator]):
         kubectl.apply({**SERVICE, "spec": {**SERVICE["spec"], "autoscaling": {"maxReplicas": 2}}})
-        children = [f"{kind}/demo" for kind in ("deployment", "service", "configmap", "hpa")]
+        children = [f"{kind}/demo" for kind in ("deployment", "service", "pdb", "hpa")]
         for child in children:
             kubectl("wait", "--for=create", child, "--timeout=30s")
         kubectl("wait", "--for=condition=Ready=False", "llmservice/demo", "--timeout=30s")

@@ -58,7 +58,8 @@ async def test_a_second_pass_finds_nothing_to_do(cluster: KubeCluster, key: Key)
     """What the API server made of our objects (defaults, quantities) is recognised as what we meant."""
     await reconcile(cluster, key, IMAGE)
     observed = await cluster.observe(key)
-    assert {child["kind"] for child in observed.children} == {"Deployment", "Service", "ConfigMap"}
+    made = {child["kind"] for child in observed.children}
+    assert made == {"Deployment", "Service", "ConfigMap", "PodDisruptionBudget"}
     assert not [action for action in decide(observed, IMAGE, NOW).actions if isinstance(action, Apply)]
 
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("operator")
 def test_a_service_is_served_and_leaves_nothing(world: World) -> None:
     """From kubectl apply to Ready, as `kubectl wait` sees it, and away again."""
     world.apply(autoscaling={"maxReplicas": 3})
-    eventually(lambda: len(world.list(CHILDREN)) == 4)
+    eventually(lambda: len(world.list(CHILDREN)) == 5)
     service = world.get("llm")
     for child in world.list(CHILDREN):
         (owner,) = child["metadata"]["ownerReferences"]
@@ -92,7 +92,7 @@ def test_switching_autoscaling_off_removes_the_hpa_and_keeps_the_replicas(world:
 def test_a_child_deleted_by_hand_comes_back_and_a_changed_one_is_set_back(world: World) -> None:
     """At once, by the watch; the full list is minutes away."""
     world.apply()
-    eventually(lambda: len(world.list(CHILDREN)) == 3)
+    eventually(lambda: len(world.list(CHILDREN)) == 4)
     for kind in ("deployment", "service", "configmap"):
         ((name, uid),) = ((one["metadata"]["name"], one["metadata"]["uid"]) for one in world.list(kind))
         world.kubectl("delete", kind, name, *world.here)
@@ -130,17 +130,17 @@ def test_somebody_elses_object_is_left_alone(world: World) -> None:
     world.apply()
     eventually(lambda: world.verdict() == ("False", "NameConflict"))
     assert world.get("service") == before
-    assert not world.list("deployment,configmap")
+    assert not world.list("deployment,configmap,pdb")
     world.kubectl("delete", "service", "demo", *world.here)
     world.kubectl("annotate", "llm/demo", "note=look-again", *world.here)
-    eventually(lambda: len(world.list(CHILDREN)) == 3)
+    eventually(lambda: len(world.list(CHILDREN)) == 4)
 
 
 @pytest.mark.parametrize("name", ["x", "qwen2.5-7b", "7b", "a" * 63, "b" * 64, "c" * 59 + "-" + "d" * 20, "e.f" * 84])
 def test_every_name_that_is_accepted_is_served(world: World, name: str) -> None:
     """All children are made, with names and labels that the API server takes; the pod leads back to its service."""
     world.apply(name, autoscaling={"maxReplicas": 2})
-    eventually(lambda: len(world.list(CHILDREN)) == 4)
+    eventually(lambda: len(world.list(CHILDREN)) == 5)
     eventually(lambda: world.verdict(name=name) == ("False", "Starting"))
     world.report(world.pod(), ready=True)
     eventually(lambda: world.verdict(name=name) == ("True", "Serving"))
@@ -149,7 +149,7 @@ def test_every_name_that_is_accepted_is_served(world: World, name: str) -> None:
 def test_a_namespace_with_services_can_be_deleted(api_server: ApiServer, world: World) -> None:
     """Nothing of ours holds it, and nothing is made again in it while it goes."""
     world.apply()
-    eventually(lambda: len(world.list(CHILDREN)) == 3)
+    eventually(lambda: len(world.list(CHILDREN)) == 4)
     api_server.kubectl("delete", "namespace", world.namespace, "--timeout=40s")
     assert not api_server.kubectl.exists("namespace", world.namespace)
 
@@ -157,7 +157,7 @@ def test_a_namespace_with_services_can_be_deleted(api_server: ApiServer, world: 
 def test_a_deleted_and_recreated_service_gets_children_of_its_own(world: World) -> None:
     """The predecessor's children are waited for, not adopted: the garbage collector would take them."""
     world.apply()
-    eventually(lambda: len(world.list(CHILDREN)) == 3)
+    eventually(lambda: len(world.list(CHILDREN)) == 4)
     before = {child["metadata"]["uid"] for child in world.list(CHILDREN)}
     world.kubectl("delete", "llm", "demo", *world.here, "--wait=false")
     world.apply()
@@ -166,6 +166,6 @@ def test_a_deleted_and_recreated_service_gets_children_of_its_own(world: World) 
     def all_are_new() -> bool:
         children = world.list(CHILDREN)
         owners = {child["metadata"]["ownerReferences"][0]["uid"] for child in children}
-        return len(children) == 3 and owners == {uid} and not before & {c["metadata"]["uid"] for c in children}
+        return len(children) == 4 and owners == {uid} and not before & {c["metadata"]["uid"] for c in children}
 
     eventually(all_are_new)

@@ -120,7 +120,7 @@ def test_a_service_at_rest_is_not_written_to(world: World, start_operator: Start
     """Not even by a full list every second; only the lease's heartbeat goes on."""
     operator = start_operator(resync_seconds=1.0)
     world.apply()
-    eventually(lambda: len(world.list(CHILDREN)) == 3)
+    eventually(lambda: len(world.list(CHILDREN)) == 4)
     world.serve()
     before, actions = world.versions(), operator.metric("paceline_operator_actions_total")
     passes = operator.metric("paceline_operator_reconcile_seconds_count")

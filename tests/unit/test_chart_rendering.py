@@ -204,6 +204,8 @@ def test_pods_can_be_given_everything_that_a_cluster_without_images_needs(helm: 
         ({"adapter": {"resources": {"limit": {}}}}, "limit"),
         ({"imagePullSecrets": ["registry"]}, "imagePullSecrets"),
         ({"operator": {"extraEnv": [{"value": "x"}]}}, "extraEnv"),
+        ({"networkPolicy": {"from": []}}, "from"),
+        ({"podMonitor": {"interval": "often"}}, "interval"),
     ],
 )
 def test_a_mistake_in_the_values_is_refused_by_name(helm: str, values: dict[str, Any], names_it: str) -> None:
@@ -211,12 +213,47 @@ def test_a_mistake_in_the_values_is_refused_by_name(helm: str, values: dict[str,
         render(helm, values)
 
 
+def test_policies_and_monitors_are_there_on_demand_only(default: Objects) -> None:
+    """Not every cluster has their kinds, and none needs a Prometheus."""
+    assert not {"NetworkPolicy", "PodMonitor"} & {kind for kind, _ in default}
+
+
+def test_a_network_policy_lets_in_what_probes_and_asks_operator_and_adapter_and_nothing_else(helm: str) -> None:
+    prometheus = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    objects = render(helm, {"networkPolicy": {"enabled": True, "metricsFrom": prometheus}})
+    for component in ("operator", "adapter"):
+        policy = objects["NetworkPolicy", f"paceline-{component}"]["spec"]
+        template = objects["Deployment", f"paceline-{component}"]["spec"]["template"]
+        named = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
+        assert {rule["ports"][0]["port"] for rule in policy["ingress"]} == named
+        assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        assert policy["policyTypes"] == ["Ingress"]
+        assert [rule["from"] for rule in policy["ingress"] if "from" in rule] == (
+            [prometheus] if component == "operator" else []
+        )
+
+
+def test_monitors_select_the_operator_and_the_pods_of_every_service(helm: str) -> None:
+    monitor = {"enabled": True, "interval": "30s", "labels": {"release": "prometheus"}}
+    objects = render(helm, {"podMonitor": monitor})
+    servers, operator = (objects["PodMonitor", f"paceline-{name}"] for name in ("servers", "operator"))
+    for one in (servers, operator):
+        assert one["metadata"]["labels"]["release"] == "prometheus"
+        assert one["spec"]["podMetricsEndpoints"][0]["interval"] == "30s"
+    assert servers["spec"]["namespaceSelector"] == {"any": True}
+    assert servers["spec"]["selector"]["matchLabels"].items() <= names.common_labels("any").items()
+    assert servers["spec"]["podMetricsEndpoints"][0]["port"] == names.PORT_NAME
+    pods = objects["Deployment", "paceline-operator"]["spec"]["template"]
+    assert operator["spec"]["selector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
+    assert operator["spec"]["podMetricsEndpoints"][0]["port"] in str(pods["spec"]["containers"][0]["ports"])
+
+
 def test_every_value_has_a_default_and_is_in_the_schema() -> None:
     """The two component sections are alike but for what only the adapter has."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
     assert set(values) == set(schema) - {"global"}
-    for section in ("image", "serverImage", "crd", "operator", "adapter"):
+    for section in set(values) - {"imagePullSecrets"}:
         assert set(values[section]) == set(schema[section]["properties"])
         assert schema[section]["additionalProperties"] is False
     assert set(values["adapter"]) - set(values["operator"]) == {"enabled", "apiService"}

@@ -182,6 +182,14 @@ def test_the_service_sends_to_the_pods_that_the_deployment_owns() -> None:
     assert desired.service["spec"]["ports"] == [{"name": "http", "port": 8000, "targetPort": "http", "protocol": "TCP"}]
 
 
+@pytest.mark.parametrize("replicas", [1, 5])
+def test_a_cluster_that_empties_nodes_takes_one_pod_at_a_time_and_is_never_stopped(replicas: int) -> None:
+    desired = rendered(replicas=replicas)
+    spec = desired.disruption_budget["spec"]
+    assert (spec["maxUnavailable"], spec["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+    assert spec["selector"] == desired.deployment["spec"]["selector"]
+
+
 def test_no_autoscaling_no_hpa() -> None:
     """Replicas are then the user's."""
     assert rendered().hpa is None

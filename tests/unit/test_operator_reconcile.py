@@ -19,7 +19,7 @@ async def test_a_new_service_gets_its_children_before_its_pods() -> None:
     """What a pod mounts exists before the Deployment makes one; the status says that nothing serves yet."""
     stage = Stage(autoscaling={"maxReplicas": 2})
     actions = await stage.reconcile()
-    assert kinds(actions) == ["ConfigMap", "Service", "Deployment", "HorizontalPodAutoscaler"]
+    assert kinds(actions) == ["ConfigMap", "Service", "Deployment", "PodDisruptionBudget", "HorizontalPodAutoscaler"]
     assert stage.verdict() == ("False", "CreatingPods")
     assert stage.verdict("Progressing") == ("True", "CreatingPods")
     assert stage.verdict("ScalingReady") == ("Unknown", "WaitingForHPA")
@@ -113,7 +113,7 @@ async def test_a_refused_child_is_explained_and_tried_again() -> None:
     assert stage.verdict() == ("False", "ChildRefused")
     assert 'unknown field "spec.template.spec.foo"' in stage.condition()["message"]
     stage.cluster.refusals.clear()
-    assert kinds(await stage.reconcile()) == ["Deployment"]
+    assert kinds(await stage.reconcile()) == ["Deployment", "PodDisruptionBudget"]
     assert stage.verdict() == ("False", "CreatingPods")
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from paceline_operator.cluster import Manifest
 from paceline_operator.desired.config import render_config_map
 from paceline_operator.desired.deployment import render_deployment
+from paceline_operator.desired.disruption import render_disruption_budget
 from paceline_operator.desired.hpa import render_hpa
 from paceline_operator.desired.pod import render_pod_template, revision_of
 from paceline_operator.desired.service import render_service
@@ -25,13 +26,14 @@ class Desired:
     config_map: Manifest
     service: Manifest
     deployment: Manifest
+    disruption_budget: Manifest
     hpa: Manifest | None  # None: autoscaling is off and an HPA of ours has to go
 
     @property
     def children(self) -> tuple[Manifest, ...]:
         """Children in the order of creation: what a pod needs exists before the pod."""
         optional = (self.hpa,) if self.hpa else ()
-        return (self.config_map, self.service, self.deployment, *optional)
+        return (self.config_map, self.service, self.deployment, self.disruption_budget, *optional)
 
 
 def render(service: LLMService, image: str) -> Desired:
@@ -44,5 +46,6 @@ def render(service: LLMService, image: str) -> Desired:
         config_map=config_map,
         service=render_service(service),
         deployment=render_deployment(service, template, image),
+        disruption_budget=render_disruption_budget(service),
         hpa=render_hpa(service),
     )

@@ -14,7 +14,8 @@ from paceline_operator.cluster import Action, Apply, Delete, EmitEvent, Key, Loa
 from paceline_operator.errors import ChildRefused, StaleObservation
 from paceline_operator.local.store import Store
 
-_CHILD_KINDS = ("ConfigMap", "Service", "Deployment", "HorizontalPodAutoscaler")
+# Nobody evicts pods here: the budget is kept, so that the reconciler finds what it made, and means nothing.
+_CHILD_KINDS = ("ConfigMap", "Service", "Deployment", "PodDisruptionBudget", "HorizontalPodAutoscaler")
 
 
 class LocalCluster:
