@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from openai_calls import (
+    CHAT,
+    COMPLETION,
+    TEXT,
+    answer_length,
+    both_endpoints,
+    post,
+    speaking_engine,
+    stream,
+    text_of,
+    whole_text,
+)
 from tokenizers import Tokenizer
 
 from paceline_server.engine.batch import SamplingParams
-from paceline_server.testing import END_OF_TURN, FakeEngine, Served, served, write_model
-
-TEXT = "The capital city 🧑‍🚀 naïve 你好 🇳🇴 e\u0301 is Paris."
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
-COMPLETION = {"model": "tiny", "prompt": "Hi"}
-ENDPOINTS = [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
-both_endpoints = pytest.mark.parametrize(("path", "body"), ENDPOINTS, ids=["chat", "completions"])
+from paceline_server.testing import END_OF_TURN, FakeEngine, served, write_model
 
 
 @pytest.fixture(scope="module")
@@ -32,36 +37,8 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 
 @pytest.fixture
-def engine(folder: Path, tokenizer: Tokenizer) -> FakeEngine:
-    return FakeEngine(folder, tokenizer.encode(TEXT).ids)
-
-
-async def post(server: Served, path: str, body: dict[str, Any], **fields: Any) -> tuple[int, Any]:
-    """Status and JSON of a whole answer."""
-    async with server.client.post(path, json={**body, **fields}) as response:
-        assert response.content_type == "application/json"
-        return response.status, await response.json()
-
-
-async def stream(server: Served, path: str, body: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
-    """The chunks of a stream that ends well, checked frame by frame as bytes."""
-    async with server.client.post(path, json={**body, "stream": True, **fields}) as response:
-        assert response.status == 200
-        assert response.content_type == "text/event-stream"
-        *frames, done, rest = (await response.read()).split(b"\n\n")
-    assert (done, rest) == (b"data: [DONE]", b"")
-    return [json.loads(frame.removeprefix(b"data: ").decode("utf-8")) for frame in frames]
-
-
-def text_of(chunks: list[dict[str, Any]]) -> str:
-    choices = [choice for chunk in chunks for choice in chunk["choices"]]
-    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices)
-
-
-def whole_text(answer: dict[str, Any]) -> str:
-    (choice,) = answer["choices"]
-    text: str = choice["text"] if "text" in choice else choice["message"]["content"]
-    return text
+def engine(folder: Path) -> FakeEngine:
+    return speaking_engine(folder)
 
 
 @both_endpoints
@@ -70,14 +47,14 @@ async def test_streamed_and_whole_text_agree_at_every_length(
 ) -> None:
     """Also where the limit cuts a character: then both end with one U+FFFD, and nowhere else is any."""
     async with served(engine) as server:
-        for limit in range(1, len(engine.script) + 2):  # type: ignore[arg-type]
+        for limit in range(1, answer_length(engine) + 2):
             status, answer = await post(server, path, body, max_tokens=limit)
             chunks = await stream(server, path, body, max_tokens=limit)
             assert status == 200
             assert text_of(chunks) == whole_text(answer)
             assert TEXT.startswith(whole_text(answer).removesuffix("\ufffd"))
             assert all("\ufffd" not in text_of([chunk]).removesuffix("\ufffd") for chunk in chunks)
-            finish = "length" if limit <= len(engine.script) else "stop"  # type: ignore[arg-type]
+            finish = "length" if limit <= answer_length(engine) else "stop"
             assert chunks[-1]["choices"][0]["finish_reason"] == answer["choices"][0]["finish_reason"] == finish
             assert answer["usage"]["completion_tokens"] == limit
         assert whole_text(answer) == TEXT
@@ -132,7 +109,7 @@ async def test_usage_counts_prompt_output_and_cached_tokens(
 ) -> None:
     async with served(engine) as server:
         _, answer = await post(server, path, body)
-    prompt, output = len(engine.requests[0].prompt_token_ids), len(engine.script) + 1  # type: ignore[arg-type]
+    prompt, output = len(engine.requests[0].prompt_token_ids), answer_length(engine) + 1
     assert answer["usage"] == {
         "prompt_tokens": prompt,
         "completion_tokens": output,
@@ -236,40 +213,6 @@ async def test_what_the_client_asks_for_reaches_the_engine(engine: FakeEngine) -
     assert (tuple(request.stop_token_ids), request.cache_salt) == ((9,), "tenant")
 
 
-@both_endpoints
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_what_is_known_up_front_fails_alike_streamed_and_whole(
-    engine: FakeEngine, path: str, body: dict[str, Any], streamed: bool
-) -> None:
-    """JSON under the right status, not one byte of a stream, and the engine hears nothing of it."""
-    long = {"prompt": [5] * 257} if "prompt" in body else {"messages": [{"role": "user", "content": "x y " * 150}]}
-    async with served(engine) as server:
-        for fields, status, param, code in (
-            (long, 400, next(iter(long)), "context_length_exceeded"),
-            ({"max_tokens": 257}, 400, "max_tokens", "context_length_exceeded"),
-            ({"max_tokens": 10**18}, 400, "max_tokens", "context_length_exceeded"),
-            ({"max_tokens": -1}, 400, "max_tokens", "invalid_value"),
-            ({"model": "other"}, 404, "model", "model_not_found"),
-            ({"colour": "red"}, 400, "colour", "unknown_parameter"),
-            ({"n": 17}, 400, "n", "invalid_value"),
-            ({"deterministic": True}, 400, "deterministic", "unsupported_parameter"),
-            ({"stop_token_ids": [400]}, 400, "stop_token_ids", "invalid_value"),
-        ):
-            got, answer = await post(server, path, body, stream=streamed, **fields)
-            error = answer["error"]
-            assert (got, error["param"], error["code"]) == (status, param, code)
-            assert error["type"] == "invalid_request_error"
-        assert engine.requests == []
-        assert (await post(server, path, body))[0] == 200
-
-
-async def test_the_refusal_of_a_long_prompt_has_the_limit_and_the_count(engine: FakeEngine) -> None:
-    async with served(engine) as server:
-        _, answer = await post(server, "/v1/completions", COMPLETION, prompt=[5] * 257)
-    assert "maximum context length is 256 tokens" in answer["error"]["message"]
-    assert "257 in the prompt" in answer["error"]["message"]
-
-
 @pytest.mark.parametrize("limit", [None, 1, 2, 256])
 async def test_one_token_of_room_gives_one_token(engine: FakeEngine, limit: int | None) -> None:
     """max_tokens that reaches past the end together with the prompt is cut to what is left."""
@@ -278,13 +221,6 @@ async def test_one_token_of_room_gives_one_token(engine: FakeEngine, limit: int 
     assert status == 200
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["total_tokens"] == 256
-
-
-@pytest.mark.parametrize("prompt", [[400], [5, 10**30], ""])
-async def test_prompts_outside_the_vocabulary_or_without_tokens_are_refused(engine: FakeEngine, prompt: Any) -> None:
-    async with served(engine) as server:
-        status, answer = await post(server, "/v1/completions", COMPLETION, prompt=prompt)
-    assert (status, answer["error"]["param"]) == (400, "prompt")
 
 
 async def test_models_are_listed_under_every_name_and_found_with_slashes(engine: FakeEngine) -> None:
@@ -301,43 +237,6 @@ async def test_models_are_listed_under_every_name_and_found_with_slashes(engine:
         assert (status, answer["model"]) == (200, "ORG/tiny")
 
 
-async def test_unknown_paths_and_methods_answer_in_the_same_shape(engine: FakeEngine) -> None:
-    async with served(engine) as server:
-        for method, path, status in (("GET", "/v1/nope", 404), ("GET", "/v1/completions", 405), ("GET", "/drain", 405)):
-            response = await server.client.request(method, path)
-            assert response.status == status
-            error = (await response.json())["error"]
-            assert error["type"] == "invalid_request_error"
-            assert error["code"] == {404: "unknown_url", 405: "method_not_allowed"}[status]
-
-
-async def test_an_unknown_path_is_answered_with_what_is_served_and_a_wrong_method_with_the_right_one(
-    engine: FakeEngine,
-) -> None:
-    async with served(engine) as server:
-        response = await server.client.post("/chat/completions", json=CHAT)
-        message = (await response.json())["error"]["message"]
-        assert message.startswith("POST /chat/completions is not served here; served are: ")
-        for route in ("POST /v1/chat/completions", "POST /v1/completions", "GET /v1/models/{name}", "GET /readyz"):
-            assert route in message
-        response = await server.client.get("/v1/chat/completions")
-        assert (await response.json())["error"]["message"] == "/v1/chat/completions takes POST, not GET"
-        assert response.headers["Allow"] == "POST"
-
-
-async def test_the_access_log_says_why_a_request_was_refused(
-    engine: FakeEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("DEBUG")
-    async with served(engine) as server:
-        await post(server, "/v1/completions", COMPLETION, model="nobody")
-        await server.client.get("/v1/nothing")
-        await server.client.post("/drain")
-        await post(server, "/v1/completions", COMPLETION)
-    lines = [json.loads(record.message) for record in caplog.records if record.name == "paceline.access"]
-    assert [line.get("error") for line in lines] == ["model_not_found", "unknown_url", None, "draining"]
-
-
 async def test_an_answer_carries_its_id_in_a_header(engine: FakeEngine) -> None:
     async with served(engine) as server:
         for fields in ({}, {"stream": True}, {"max_tokens": -1}):
@@ -345,22 +244,3 @@ async def test_an_answer_carries_its_id_in_a_header(engine: FakeEngine) -> None:
             assert response.headers["x-request-id"]
             if response.status == 200:
                 assert f"cmpl-{response.headers['x-request-id']}" in await response.text()
-
-
-async def test_the_access_log_has_one_line_per_request_and_no_text(
-    engine: FakeEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("DEBUG")
-    secret = "Zanzibar"
-    async with served(engine) as server:
-        await post(server, "/v1/completions", COMPLETION, prompt=secret)
-        await post(server, "/v1/chat/completions", CHAT, messages=[{"role": secret, "content": secret}])
-    lines = [json.loads(record.message) for record in caplog.records if record.name == "paceline.access"]
-    assert [line["status"] for line in lines] == [200, 400]
-    assert lines[0]["prompt_tokens"] == len(engine.requests[0].prompt_token_ids)
-    assert lines[0]["completion_tokens"] == len(engine.script) + 1  # type: ignore[arg-type]
-    assert 0 < lines[0]["ttft"] <= lines[0]["seconds"]
-    assert (lines[0]["outcome"], lines[1]["outcome"]) == ("completed", "refused")
-    assert ("error" in lines[0], lines[1]["error"]) == (False, "invalid_value")
-    assert all(secret not in record.getMessage() for record in caplog.records)
-    assert all("capital" not in record.getMessage() for record in caplog.records)
