@@ -68,16 +68,16 @@ class KubeClient:
         configuration.retries = None  # the queue retries, with back-off
         try:
             if kubeconfig is None and _SERVICE_ACCOUNT.exists():
-                config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+                config.load_incluster_config(client_configuration=configuration)
             else:
-                await config.load_kube_config(kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call]
+                await config.load_kube_config(kubeconfig, client_configuration=configuration)
         except (config.ConfigException, OSError) as error:
             raise ClusterUnavailable(f"no credentials for a cluster: {error}") from error
         return cls(configuration)
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._api.close()  # type: ignore[no-untyped-call]
+        await self._api.close()
 
     async def __aenter__(self) -> Self:
         """Nothing to do: connections are opened when they are needed."""
@@ -177,7 +177,7 @@ class KubeClient:
                 auth_settings=["BearerToken"],
             )
             response = await self._api.call_api(*serialized, _request_timeout=_TIMEOUT)
-            text: bytes = await response.read()  # type: ignore[no-untyped-call]
+            text: bytes = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError, asyncio.IncompleteReadError) as error:
             raise ClusterUnavailable(f"{method} {path}: {type(error).__name__} {error}") from error
         if response.status == 404:

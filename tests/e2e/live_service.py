@@ -120,8 +120,9 @@ def merged(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any
     result = dict(base)
     for key, value in overlay.items():
         known = result.get(key)
-        both = isinstance(known, Mapping) and isinstance(value, Mapping)
-        result[key] = merged(known, value) if both else value  # type: ignore[arg-type]
+        if isinstance(known, Mapping) and isinstance(value, Mapping):
+            value = merged(known, value)
+        result[key] = value
     return result
 
 

@@ -85,7 +85,7 @@ def image(folder: Path) -> Image:
 
 def read(archive: Path) -> dict[str, bytes]:
     with tarfile.open(archive) as tar:
-        return {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}  # type: ignore[union-attr]
+        return {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}
 
 
 def resolve(blobs: dict[str, bytes], descriptor: dict[str, object]) -> bytes:

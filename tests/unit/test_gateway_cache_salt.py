@@ -51,7 +51,7 @@ async def cached(server: Served, key: str | None, prompt: list[int] = SECRET, **
     )
     assert response.status == 200
     found: int = (await response.json())["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert list(server.engine.computed.values())[-1] == len(prompt) - found  # type: ignore[attr-defined]
+    assert list(server.engine.computed.values())[-1] == len(prompt) - found
     return found
 
 

@@ -194,7 +194,7 @@ async def test_a_body_framed_otherwise_than_announced_is_a_400(folder: Path) -> 
 )
 async def test_huge_work_is_refused_by_field_before_anything_is_tokenised(folder: Path, field: str, value: Any) -> None:
     async with served(FakeEngine(folder, [A])) as server:
-        server.gateway.texts.text.tokenizer._encode = None  # type: ignore[union-attr,method-assign,assignment]
+        server.gateway.texts.text.tokenizer._encode = None
         response = await server.client.post(PATH, json={**COMPLETION, field: value})
         assert (response.status, (await response.json())["error"]["param"]) == (400, field)
 

@@ -64,7 +64,7 @@ class Candidate:
 
     def __init__(self, leases: FakeLeases, identity: str) -> None:
         self.now = 1000.0 * len(identity)
-        self.lease = Lease(leases, "ns", "lease", identity, seconds=SECONDS, clock=lambda: self.now)  # type: ignore[arg-type]
+        self.lease = Lease(leases, "ns", "lease", identity, seconds=SECONDS, clock=lambda: self.now)
 
     async def tries(self) -> bool:
         """One attempt to take or renew."""
@@ -159,7 +159,7 @@ async def test_keeping_ends_before_others_may_take_us_for_silent(
 
 async def test_a_request_that_hangs_does_not_keep_us_acting(leases: FakeLeases) -> None:
     """A connection that was cut without a word: given up in time, on the real clock."""
-    lease = Lease(leases, "ns", "lease", "one", seconds=0.5)  # type: ignore[arg-type]
+    lease = Lease(leases, "ns", "lease", "one", seconds=0.5)
     await lease.acquire()
     leases.hangs = True
     with pytest.raises(LeaseLost, match="could not be renewed"):
@@ -169,7 +169,7 @@ async def test_a_request_that_hangs_does_not_keep_us_acting(leases: FakeLeases) 
 
 async def test_one_request_that_hangs_loses_nothing(leases: FakeLeases) -> None:
     """The next one goes over a new connection."""
-    lease = Lease(leases, "ns", "lease", "one", seconds=0.5)  # type: ignore[arg-type]
+    lease = Lease(leases, "ns", "lease", "one", seconds=0.5)
     await lease.acquire()
     leases.hangs = True
     keeping = asyncio.create_task(lease.keep())

@@ -124,7 +124,8 @@ class StepTimeModel:
                 break
             del used[worst]
         found = dict(zip(used, solution, strict=True))
-        return tuple(max(0.0, found.get(index, 0.0)) for index in range(3))  # type: ignore[return-value]
+        fixed, by_token, by_pair = (max(0.0, found.get(index, 0.0)) for index in range(3))
+        return fixed, by_token, by_pair
 
 
 def _solve_linear(matrix: list[list[float]], right: list[float]) -> list[float]:

@@ -47,7 +47,7 @@ async def serve_gateway(
         InvalidConfiguration: the address cannot be listened on.
         ModelUnsupported: the loaded model's tokenizer cannot be used.
     """
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside every counter and histogram, which nobody reads
+    disable_created_metrics()  # a second series beside every counter and histogram, which nobody reads
     app = create_app(config, engine, tenants)
     runner = GatewayRunner(
         app,

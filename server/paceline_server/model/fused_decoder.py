@@ -73,7 +73,7 @@ class FusedDecoder:
         final_norm, head_weight = norm_weight(decoder.norm, family), weight(head)
         # A norm on its way back to the stream (OLMo 2, Gemma) would scale the channels of Q; there, only the heads and
         # the inputs of the down projection can be rotated.
-        norm_after = hasattr(decoder.layers[0], "post_feedforward_layernorm")  # type: ignore[index]
+        norm_after = hasattr(decoder.layers[0], "post_feedforward_layernorm")
         rotation = Rotation(self._shape.hidden) if int8 and not norm_after else None
         if rotation is not None:
             head_weight = rotation.apply(head_weight * final_norm.to(torch.float32))
@@ -88,7 +88,7 @@ class FusedDecoder:
         del head_weight
         empty(head)
         windows = layer_windows(model.config.to_dict())
-        for layer, window in zip(decoder.layers, windows, strict=True):  # type: ignore[arg-type]
+        for layer, window in zip(decoder.layers, windows, strict=True):
             self._add_layer(layer, window, family, rotation)
 
     def _add_layer(self, layer: Any, window: int | None, family: str, rotation: Rotation | None) -> None:

@@ -36,8 +36,7 @@ def obstacle_to_fusing(config: Any) -> str | None:
 def decoder_shape(model: CausalModel) -> DecoderShape:
     """Sizes and factors; the number formats of the weights are left to be set."""
     decoder, config = model.decoder, model.config
-    first: Any = decoder.layers[0]  # type: ignore[index]
-    attention = first.self_attn
+    attention = decoder.layers[0].self_attn
     query_norm = getattr(attention, "q_norm", None)
     head_dim = int(attention.head_dim)
     cosine, _ = rotary_tables(decoder.rotary_emb, torch.zeros(1, 1, dtype=torch.int64))
@@ -48,7 +47,7 @@ def decoder_shape(model: CausalModel) -> DecoderShape:
         kv_heads=int(config.num_key_value_heads),
         head_dim=head_dim,
         rotary=cosine.shape[-1],
-        vocabulary=model.head.weight.shape[0],  # type: ignore[index]
+        vocabulary=model.head.weight.shape[0],
         norm_whole_rows=int(query_norm is not None and query_norm.weight.numel() != head_dim),
         gelu=_ACTIVATIONS[_activation(config)],
         down_factor=1,

@@ -58,7 +58,7 @@ class CudaGraphs:
 
     def capture(self, step: Callable[[], None]) -> Captured:
         """Warm up on a stream of its own, as capturing demands, then capture."""
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             step()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -27,7 +27,7 @@ from paceline_server.model.support import require_supported
 
 @dataclass(frozen=True, slots=True)
 class CausalModel:
-    """A decoder in two parts, because most rows of a step need no logits.
+    """A decoder in two parts, because most rows of a step need no logits. Both are torch modules of transformers.
 
     Attributes:
         config: transformers' configuration object.
@@ -38,8 +38,8 @@ class CausalModel:
     """
 
     config: Any
-    decoder: nn.Module
-    head: nn.Module
+    decoder: Any
+    head: Any
     logits_scale: float
     logits_softcap: float | None
 

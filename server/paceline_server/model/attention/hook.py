@@ -47,7 +47,8 @@ def attention_modules(model: nn.Module) -> list[nn.Module]:
     """
     found = [module for module in model.modules() if hasattr(module, "layer_idx") and hasattr(module, "is_causal")]
     layers = [module.layer_idx for module in found]
-    expected = list(range(int(model.config.num_hidden_layers)))  # type: ignore[arg-type,union-attr]
+    config: Any = model.config
+    expected = list(range(int(config.num_hidden_layers)))
     if layers != expected:
         raise ModelUnsupported(f"{type(model).__name__} has attention in layers {layers}, not in all {len(expected)}")
     return found
