@@ -142,7 +142,7 @@ async def test_pods_that_only_carry_the_label_are_not_counted(
     api_server.kubectl.apply(
         {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}, namespace=key.namespace
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (pods := (await cluster.observe(key)).pods):
             await asyncio.sleep(0.1)
     (ours,) = pods

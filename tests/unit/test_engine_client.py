@@ -65,7 +65,7 @@ async def running_client(load="pass", **groups):
 
 
 async def until(condition):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 

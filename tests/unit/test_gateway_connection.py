@@ -46,7 +46,7 @@ async def exchange(port: int, sent: bytes) -> tuple[int, dict[str, str], Any]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(sent)
-        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)).decode().lower().split("\r\n")
+        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).decode().lower().split("\r\n")
         headers = dict(line.split(": ", maxsplit=1) for line in head[1:] if line)
         return int(head[0].split()[1]), headers, json.loads(await reader.readexactly(int(headers["content-length"])))
     finally:

@@ -46,7 +46,7 @@ async def test_another_folder_is_loaded_in_place_of_the_old_one(
         assert server.gateway.require_text().renderer is None
         server.gateway.texts.loaded.clear()
         engine.folder = tmp_path
-        await asyncio.wait_for(server.gateway.texts.loaded.wait(), 10)
+        await asyncio.wait_for(server.gateway.texts.loaded.wait(), 60)
         assert server.gateway.require_text().renderer is not None
 
 
@@ -73,7 +73,7 @@ async def test_a_tokenizer_that_is_not_the_models_ends_the_server_with_the_reaso
     write_model(tmp_path)
     add_token(tmp_path, "<far>", 2**27)
     with ThreadPoolExecutor(1) as workers, pytest.raises(ModelUnsupported, match=r"the model has 400 tokens"):
-        await asyncio.wait_for(TextKeeper(FakeEngine(tmp_path), workers, helpers=1).run(), 10)
+        await asyncio.wait_for(TextKeeper(FakeEngine(tmp_path), workers, helpers=1).run(), 60)
 
 
 async def test_a_token_that_the_model_does_not_know_is_refused_before_the_engine_sees_it(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class World:
 
     async def until(self, condition: Callable[[], Any]) -> Any:
         """Wait for the store to satisfy a condition; returns what it found."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             version = -1
             while not (found := condition()):
                 version = await self.plane.store.wait_for_change(version)
@@ -74,7 +74,7 @@ async def running(service: Manifest, folder: Path, machine: Machine) -> AsyncIte
     finally:
         plane.kill()
         plane.delete()
-        await asyncio.wait_for(plane.emptied(), 20)
+        await asyncio.wait_for(plane.emptied(), 60)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -45,7 +45,7 @@ def launch(log: Path) -> Launch:
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait for something that no event tells us: what other processes have done."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 

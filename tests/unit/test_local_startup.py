@@ -30,11 +30,11 @@ async def test_a_server_that_does_not_answer_is_starting_until_its_pod_is_ready(
     (phase,) = watch.phases()["a"]
     assert not phase.done
     store.set_status("Pod", "a", make_pod(ready=True)["status"])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not all(phase.done for phase in watch.phases()["a"]):
             await asyncio.sleep(0.01)
     store.remove("Pod", pod["metadata"]["name"])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while watch.phases():
             await asyncio.sleep(0.01)
     running.cancel()

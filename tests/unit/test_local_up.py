@@ -59,7 +59,7 @@ class Terminal:
         finally:
             if not task.done():
                 os.kill(os.getpid(), signal.SIGINT)
-                await asyncio.wait_for(task, 30)
+                await asyncio.wait_for(task, 60)
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ async def test_what_comes_during_a_drain_gets_a_503_until_the_last_stream_has_en
                 assert await refusal.json() == front.DRAINING.envelope()
             assert not task.done()
             os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.wait_for(task, 30)
+            await asyncio.wait_for(task, 60)
         with pytest.raises(aiohttp.ClientConnectorError):
             await ask(client, snapshot.url)
 
@@ -207,7 +207,7 @@ async def test_a_second_ctrl_c_ends_every_server_at_once(terminal: Terminal) -> 
             while "draining" not in terminal.output.getvalue():
                 await asyncio.sleep(0.01)
             os.kill(os.getpid(), signal.SIGTERM)
-            assert await asyncio.wait_for(task, 10) == 130
+            assert await asyncio.wait_for(task, 60) == 130
 
 
 async def test_the_front_door_says_503_with_the_reason_until_the_service_is_ready(terminal: Terminal) -> None:

@@ -50,7 +50,7 @@ class Passes:
     async def until(self, condition: Callable[[list[Key]], bool]) -> None:
         """Wait until the started passes fulfil a condition."""
         async with self._changed:
-            await asyncio.wait_for(self._changed.wait_for(lambda: condition(self.started)), 5)
+            await asyncio.wait_for(self._changed.wait_for(lambda: condition(self.started)), 60)
 
 
 async def test_a_key_waits_once_however_often_it_is_named() -> None:
@@ -110,7 +110,7 @@ async def test_an_earlier_date_is_not_put_off_by_a_later_one() -> None:
     queue = KeyedQueue()
     queue.add_after(A, 0.01)
     queue.add_after(A, 60)
-    assert await asyncio.wait_for(queue.take(), 5) == A
+    assert await asyncio.wait_for(queue.take(), 60) == A
 
 
 async def test_a_failed_pass_is_repeated_and_disturbs_no_other_key() -> None:
