@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -81,6 +82,18 @@ def test_int8_logits_stay_near_those_of_float32(family: str, tmp_path: Path) -> 
     assert exact.std() > 0.1
     error = (quantized - exact).norm() / exact.norm()
     assert 0 < error < 0.05
+
+
+def test_int8_products_of_weights_of_one_sign_do_not_overflow(tmp_path: Path) -> None:
+    # OLMo 2's stream is not rotated, so the kernels see these weights as they are.
+    weights = load_file(save_tiny_model(tmp_path, "olmo2", initializer_range=0.1) / "model.safetensors")
+    same = {name: torch.full_like(weights[name], 0.05) for name in weights if "gate_proj" in name or "up_proj" in name}
+    save_file(weights | same, tmp_path / "model.safetensors", {"format": "pt"})
+    batch = StepBatch([SequenceSlice(list(range(3, 43)), 0, range(10), SamplingParams())])
+    exact = load(tiny_config(tmp_path), lambda _: None).runner.logits(batch)
+    engine = {"quantization": "int8", "dtype": "float32"}
+    quantized = load(tiny_config(tmp_path, engine=engine), lambda _: None).runner.logits(batch)
+    assert 0 < (quantized - exact).norm() / exact.norm() < 0.05
 
 
 @pytest.mark.parametrize("family", ["gemma2", "llama"])

@@ -7,7 +7,12 @@
 namespace paceline {
 namespace {
 
-constexpr int kRowsAtOnce = 12 * kTileRows;           // of activations, which stay in the cache from panel to panel
+constexpr int kLeastRowsAtOnce = 12 * kTileRows;
+constexpr int kMostRowsAtOnce = 256;
+constexpr size_t kRowsBytes = size_t{256} << 10;  // of activations, which stay in the cache from panel to panel
+constexpr int kBlockWords = 320;  // of k: so much of a panel stays in the first-level cache from tile to tile
+constexpr int kTaskRows = 32;  // a task of so many rows is worth two
+constexpr float kRounding = 2.0f;  // what rounding adds to a sum of four weights at most
 constexpr size_t kTaskBytes = size_t{48} << 10;  // of weights: claiming a task must cost nothing beside it
 
 int words_of(WeightFormat format, int inputs) {
@@ -23,9 +28,39 @@ Form form_of(WeightFormat format) {
   }
 }
 
-float silu(float x) { return x / (1.0f + exp2_of(-1.44269504f * x)); }
+Floats silu(Floats x) { return x / (1.0f + exp2_of(-1.44269504f * x)); }
 
-float gelu(float x) { return 0.5f * x * (1.0f + tanh_of(0.797884561f * (x + 0.044715f * x * x * x))); }
+Floats gelu(Floats x) { return 0.5f * x * (1.0f + tanh_of(0.797884561f * (x + 0.044715f * x * x * x))); }
+
+bool is_gated(Output::Kind kind) { return kind == Output::Kind::kSwiglu || kind == Output::Kind::kGeglu; }
+
+// Write the first `count` lanes, which may be more than there are, or fewer than one.
+void store_some(float* to, Floats values, int count) {
+  if (count >= kLanes) return store(to, values);
+  for (int lane = 0; lane < count; ++lane) to[lane] = values[lane];
+}
+
+Floats load_some(const float* from, int count) {
+  if (count >= kLanes) return load(from);
+  Floats values{};
+  for (int lane = 0; lane < count; ++lane) values[lane] = from[lane];
+  return values;
+}
+
+// The largest sum of weights of one sign among those whose products Int8 adds in 16 bits: a half of each of two words.
+float largest_sum(const std::vector<float>& row) {
+  float largest = 0.0f;
+  for (size_t first = 0; first < row.size(); first += first % 8 == 0 ? 2 : 6) {
+    float above = 0.0f, below = 0.0f;
+    for (const size_t k : {first, first + 1, first + 4, first + 5}) {
+      const float value = k < row.size() ? row[k] : 0.0f;
+      above += std::max(value, 0.0f);
+      below += std::max(-value, 0.0f);
+    }
+    largest = std::max({largest, above, below});
+  }
+  return largest;
+}
 
 // Call body(begin, end) for `count` things in `pieces` pieces of nearly the same size.
 template <class Body>
@@ -103,9 +138,10 @@ void Matrix::pack_column(const Column& column, int position) {
 }
 
 void Matrix::quantize(const std::vector<float>& row, int position, int8_t* out) {
-  float largest = 0.0f;
-  for (const float value : row) largest = std::max(largest, std::fabs(value));
-  const float scale = largest > 0.0f ? largest / 127.0f : 1.0f, inverse = 1.0f / scale;
+  float least = 0.0f;  // scale that keeps all in bounds
+  for (const float value : row) least = std::max(least, std::fabs(value) / 127.0f);
+  if constexpr (Int8::kWordsAtOnce == 2) least = std::max(least, largest_sum(row) / (Int8::kLargestSum - kRounding));
+  const float scale = least > 0.0f ? least : 1.0f, inverse = 1.0f / scale;
   int32_t sum = 0;
   for (size_t k = 0; k < row.size(); ++k) {
     const float value = std::clamp(row[k] * inverse, -127.0f, 127.0f);
@@ -116,37 +152,52 @@ void Matrix::quantize(const std::vector<float>& row, int position, int8_t* out) 
   sums_[static_cast<size_t>(position)] = sum;
 }
 
+int Matrix::rows_at_once() const {
+  const size_t fitting = kRowsBytes / (sizeof(int32_t) * static_cast<size_t>(row_words(form_, inputs_)));
+  return std::clamp(static_cast<int>(std::min<size_t>(fitting, kMostRowsAtOnce)), kLeastRowsAtOnce, kMostRowsAtOnce);
+}
+
 void Matrix::multiply(Pool& pool, const Rows& rows, const Output& out) const {
-  const int row_blocks = (rows.count + kRowsAtOnce - 1) / kRowsAtOnce;
-  const size_t panel_bytes = size_t(words_) * kTileColumns * sizeof(int32_t);
-  const int per_task = row_blocks > 1 ? 1 : std::max<int>(1, kTaskBytes / panel_bytes);
-  const int panel_tasks = (panels_ + per_task - 1) / per_task;
-  pool.run(row_blocks * panel_tasks, [&](int task) {
-    const int block = task / panel_tasks, first = task % panel_tasks * per_task;
-    const int begin = static_cast<int>(int64_t{rows.count} * block / row_blocks);
-    const int end = static_cast<int>(int64_t{rows.count} * (block + 1) / row_blocks);
-    for (int panel = first; panel < std::min(first + per_task, panels_); ++panel) {
-      switch (format_) {
-        case WeightFormat::kFloat32: multiply_rows<Float32>(rows, panel_data(panel), words_, panel, begin, end, out); break;
-        case WeightFormat::kInt8: multiply_rows<Int8>(rows, panel_data(panel), words_, panel, begin, end, out); break;
-        case WeightFormat::kBfloat16:
-#if defined(__AVX512BF16__)
-          if (form_ == Form::kPairs) {
-            multiply_rows<Bfloat16Paired>(rows, panel_data(panel), words_, panel, begin, end, out);
-            break;
-          }
-#endif
-          multiply_widened(rows, panel, begin, end, out);
-          break;
-      }
+  const int row_blocks = (rows.count + rows_at_once() - 1) / rows_at_once();
+  // Panels whose results share a line of the cache go to one thread.
+  const int together = is_gated(out.kind) ? 16 / kLanes : 1, groups = (panels_ + together - 1) / together;
+  const size_t bytes = size_t(panels_) * static_cast<size_t>(panel_words()) * sizeof(int32_t);
+  // As many tasks for each thread, and smaller ones where many rows make each longer.
+  const size_t turns = static_cast<size_t>(rows.count / kTaskRows + 1);
+  const int threads = pool.threads(), wanted = static_cast<int>(bytes * turns / kTaskBytes) / threads * threads;
+  const int tasks = std::min(groups, row_blocks > 1 ? groups : std::max(threads, wanted));
+  const auto first_panel = [&](int task) { return static_cast<int>(int64_t{groups} * task / tasks) * together; };
+  pool.run(row_blocks * tasks, [&](int index) {
+    const int block = index / tasks, task = index % tasks, end = std::min(first_panel(task + 1), panels_);
+    Work work{};
+    work.begin = static_cast<int>(int64_t{rows.count} * block / row_blocks);
+    work.end = static_cast<int>(int64_t{rows.count} * (block + 1) / row_blocks);
+    for (work.panel = first_panel(task); work.panel < end; ++work.panel) {
+      // The other threads take the tasks between.
+      const int next = work.panel + 1 < end ? work.panel + 1 : first_panel(task + threads);
+      work.next = next < panels_ ? reinterpret_cast<const char*>(panel_data(next)) : nullptr;
+      multiply_panel(rows, work, out);
     }
   });
 }
 
+void Matrix::multiply_panel(const Rows& rows, const Work& work, const Output& out) const {
+  const int32_t* const weights = panel_data(work.panel);
+  switch (format_) {
+    case WeightFormat::kFloat32: return multiply_rows<Float32>(rows, weights, words_, work, out);
+    case WeightFormat::kInt8: return multiply_rows<Int8>(rows, weights, words_, work, out);
+    case WeightFormat::kBfloat16:
+#if defined(__AVX512BF16__)
+      if (form_ == Form::kPairs) return multiply_rows<Bfloat16Paired>(rows, weights, words_, work, out);
+#endif
+      return multiply_widened(rows, work, out);
+  }
+}
+
 // bfloat16 weights with float32 arithmetic. For more than one tile of rows the panel is widened once, not in each tile.
-void Matrix::multiply_widened(const Rows& rows, int panel, int begin, int end, const Output& out) const {
-  const int32_t* const weights = panel_data(panel);
-  if (end - begin <= kTileRows) return multiply_rows<Bfloat16Widened>(rows, weights, words_, panel, begin, end, out);
+void Matrix::multiply_widened(const Rows& rows, const Work& work, const Output& out) const {
+  const int32_t* const weights = panel_data(work.panel);
+  if (work.end - work.begin <= kTileRows) return multiply_rows<Bfloat16Widened>(rows, weights, words_, work, out);
   static thread_local std::vector<int32_t> wide;
   wide.resize(size_t(2) * words_ * kTileColumns);
   for (int word = 0; word < words_; ++word) {
@@ -156,66 +207,76 @@ void Matrix::multiply_widened(const Rows& rows, int panel, int begin, int end, c
       store(wide.data() + (ptrdiff_t(2) * word + 1) * kTileColumns + half, pairs & splat(int32_t(0xffff0000)));
     }
   }
-  multiply_rows<Float32>(rows, wide.data(), 2 * words_, panel, begin, end, out);
+  multiply_rows<Float32>(rows, wide.data(), 2 * words_, work, out);
 }
 
 template <class Format>
-void Matrix::multiply_rows(const Rows& rows, const int32_t* weights, int words, int panel, int begin, int end,
+void Matrix::multiply_rows(const Rows& rows, const int32_t* weights, int words, const Work& work,
                            const Output& out) const {
   using Scalar = std::remove_cvref_t<decltype(typename Format::Sum{}[0])>;
-  alignas(64) Scalar sums[kTileRows * kTileColumns];
-  // 16 rows are 8 and 8, not 12 and 4: a short tile has the same loads for less work.
-  split_evenly(end - begin, (end - begin + kTileRows - 1) / kTileRows, [&](int low, int high) {
-    const int row = begin + low;
-    tile_function<Format>(high - low)({rows.data + row * rows.stride,
-                                       rows.stride,
-                                       {{weights, weights + kLanes, words}, {}},
-                                       kTileColumns,
-                                       sums,
-                                       kTileColumns,
-                                       false});
-    for (int index = 0; index < high - low; ++index) finish(sums + index * kTileColumns, rows, panel, row + index, out);
-  });
+  static thread_local std::vector<Scalar> sums;
+  const int count = work.end - work.begin, tiles = (count + Format::kRows - 1) / Format::kRows;
+  sums.resize(static_cast<size_t>(count) * kTileColumns);
+  const char* ahead = tiles > 1 ? work.next : nullptr;  // one tile reads as fast as memory gives
+  const ptrdiff_t next_bytes = ahead == nullptr ? 0 : panel_words() * ptrdiff_t{sizeof(int32_t)};
+  const ptrdiff_t ahead_step = next_bytes / (ptrdiff_t(words) * tiles);
+  const int blocks = (words + kBlockWords - 1) / kBlockWords, most = ((words + blocks - 1) / blocks + 1) / 2 * 2;
+  for (int word = 0; word < words; word += most) {
+    const int these = std::min(most, words - word);
+    const int32_t* const first = weights + ptrdiff_t(word) * kTileColumns;
+    // 16 rows are 8 and 8, not 12 and 4: a short tile has the same loads for less work.
+    split_evenly(count, tiles, [&](int low, int high) {
+      const int row = work.begin + low;
+      Scalar* const tile_sums = sums.data() + ptrdiff_t(low) * kTileColumns;
+      tile_function<Format>(high - low)({rows.data + row * rows.stride + ptrdiff_t(word) * Format::kActivations,
+                                         rows.stride,
+                                         {{first, first + kLanes, these}, {}},
+                                         kTileColumns,
+                                         tile_sums,
+                                         kTileColumns,
+                                         word > 0,
+                                         ahead,
+                                         ahead_step});
+      if (ahead != nullptr) ahead += these * ahead_step;
+      if (word + these < words) return;
+      finish(tile_sums, rows, work.panel, row, work.begin + high, out);
+    });
+  }
 }
 
+// Sums of the rows [begin, end), [end - begin, kTileColumns], become results.
 template <class Sum>
-void Matrix::finish(const Sum* sums, const Rows& rows, int panel, int row, const Output& out) const {
-  alignas(64) float values[kTileColumns];
+void Matrix::finish(const Sum* sums, const Rows& rows, int panel, int begin, int end, const Output& out) const {
   const ptrdiff_t first = ptrdiff_t(panel) * kTileColumns;
-  if constexpr (std::is_same_v<Sum, float>) {
-    std::memcpy(values, sums, sizeof values);
-  } else {
-    const RowScale scale = rows.scales[row];
-    const int32_t* const column_sums = sums_.data() + first;
-    const float* const scales = scales_.data() + first;
-#pragma omp simd
-    for (int c = 0; c < kTileColumns; ++c) {
-      values[c] = static_cast<float>(sums[c] - scale.zero * column_sums[c]) * (scale.scale * scales[c]);
+  const Floats scales[2] = {load(scales_.data() + first), load(scales_.data() + first + kLanes)};
+  const Floats biases[2] = {load(bias_.data() + first), load(bias_.data() + first + kLanes)};
+  const Ints column_sums[2] = {load(sums_.data() + first), load(sums_.data() + first + kLanes)};
+  const bool gated = is_gated(out.kind);
+  const int column = gated ? panel * kLanes : panel * kTileColumns;
+  for (int row = begin; row < end; ++row, sums += kTileColumns) {
+    Floats halves[2];
+    for (int half = 0; half < 2; ++half) {
+      if constexpr (std::is_same_v<Sum, float>) {
+        halves[half] = load(sums + half * kLanes);
+      } else {
+        const RowScale scale = rows.scales[row];
+        const Ints exact = load(sums + half * kLanes) - scale.zero * column_sums[half];
+        halves[half] = __builtin_convertvector(exact, Floats) * (scale.scale * scales[half]);
+      }
+      if (has_bias_) halves[half] += biases[half];
     }
-  }
-  if (has_bias_) {
-    const float* const bias = bias_.data() + first;
-#pragma omp simd
-    for (int c = 0; c < kTileColumns; ++c) values[c] += bias[c];
-  }
-  float* const to = out.data + row * out.stride;
-  if (out.kind == Output::Kind::kSwiglu || out.kind == Output::Kind::kGeglu) {
-    const int begin = panel * kLanes, count = std::min(kLanes, outputs_ - begin);
-    if (out.kind == Output::Kind::kSwiglu) {
-#pragma omp simd
-      for (int c = 0; c < count; ++c) to[begin + c] = silu(values[c]) * values[c + kLanes];
-    } else {
-#pragma omp simd
-      for (int c = 0; c < count; ++c) to[begin + c] = gelu(values[c]) * values[c + kLanes];
+    float* const to = out.data + row * out.stride + column;
+    if (gated) {
+      const Floats gate = out.kind == Output::Kind::kSwiglu ? silu(halves[0]) : gelu(halves[0]);
+      store_some(to, gate * halves[1], outputs_ - column);
+      continue;
     }
-    return;
-  }
-  const int begin = panel * kTileColumns, count = std::min(kTileColumns, outputs_ - begin);
-  if (out.kind == Output::Kind::kAdd) {
-#pragma omp simd
-    for (int c = 0; c < count; ++c) to[begin + c] += out.factor * values[c];
-  } else {
-    std::memcpy(to + begin, values, sizeof(float) * static_cast<size_t>(count));
+    for (int half = 0; half < 2; ++half) {
+      float* const at = to + half * kLanes;
+      const int count = outputs_ - column - half * kLanes;
+      if (out.kind == Output::Kind::kAdd) halves[half] = load_some(at, count) + out.factor * halves[half];
+      store_some(at, halves[half], count);
+    }
   }
 }
 

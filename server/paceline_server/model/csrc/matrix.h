@@ -86,13 +86,21 @@ class Matrix {
                              WeightFormat format);
   void pack_column(const Column& column, int position);
   void quantize(const std::vector<float>& row, int position, int8_t* out);
-  const int32_t* panel_data(int panel) const { return data_.get() + ptrdiff_t(panel) * words_ * kTileColumns; }
+  ptrdiff_t panel_words() const { return ptrdiff_t(words_) * kTileColumns; }
+  const int32_t* panel_data(int panel) const { return data_.get() + panel * panel_words(); }
+
+  // The rows [begin, end) times one panel. next: the panel that is probably wanted after it, or null.
+  struct Work {
+    int panel, begin, end;
+    const char* next;
+  };
+  void multiply_panel(const Rows& rows, const Work& work, const Output& out) const;
   template <class Format>
-  void multiply_rows(const Rows& rows, const int32_t* weights, int words, int panel, int begin, int end,
-                     const Output& out) const;
-  void multiply_widened(const Rows& rows, int panel, int begin, int end, const Output& out) const;
+  void multiply_rows(const Rows& rows, const int32_t* weights, int words, const Work& work, const Output& out) const;
+  void multiply_widened(const Rows& rows, const Work& work, const Output& out) const;
+  int rows_at_once() const;
   template <class Sum>
-  void finish(const Sum* tile, const Rows& rows, int panel, int row, const Output& out) const;
+  void finish(const Sum* sums, const Rows& rows, int panel, int begin, int end, const Output& out) const;
 
   WeightFormat format_ = WeightFormat::kFloat32;
   Form form_ = Form::kFloat32;

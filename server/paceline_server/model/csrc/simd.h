@@ -138,9 +138,12 @@ inline Ints lane_numbers() {
 }
 
 // How numbers are stored and multiplied. Weights lie in words of four bytes, each with the values of one column for
-// one, two or four neighbouring k. `dot` adds one word's products to each lane's sum; the activations that go with a
-// word take kActivations words; `pack` writes two registers of activations.
+// one, two or four neighbouring k. `dot` adds the products of one word, or of kWordsAtOnce, to each lane's sum; the
+// activations that go with a word take kActivations words; a tile has at most kRows rows; `pack` writes two registers of
+// activations.
 struct Float32 {
+  static constexpr int kRows = kTileRows;
+  static constexpr int kWordsAtOnce = 1;
   static constexpr int kValues = 1;
   static constexpr int kActivations = 1;
   using Sum = Floats;
@@ -155,6 +158,8 @@ struct Float32 {
 
 // bfloat16 weights, activations left in float32: exact products, and on some processors faster than the instruction.
 struct Bfloat16Widened {
+  static constexpr int kRows = kTileRows;
+  static constexpr int kWordsAtOnce = 1;
   static constexpr int kValues = 2;
   static constexpr int kActivations = 2;
   using Sum = Floats;
@@ -170,6 +175,8 @@ struct Bfloat16Paired {
   static constexpr int kValues = 2;
 #if defined(__AVX512BF16__)
   static constexpr bool kAvailable = true;
+  static constexpr int kRows = kTileRows;
+  static constexpr int kWordsAtOnce = 1;
   static constexpr int kActivations = 1;
   using Sum = Floats;
   static Floats dot(Floats sum, const int32_t* a, Ints w) {
@@ -189,11 +196,18 @@ struct Int8 {
   static constexpr int kActivations = 1;
   // Activations are bytes up to this. Without the dot product of AVX512-VNNI the sum of two products must fit 16 bits:
   // 2 * 127 * 128 = 32512. Half their precision costs less than half the weights' would (docs/performance.md).
+  // The sums of two words are added in 16 bits there too: weights are quantized so that those of one sign, among the
+  // four whose products share 16 bits, add up to kLargestSum at most.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
   static constexpr int kLargest = 127;
+  static constexpr int kWordsAtOnce = 2;
+  static constexpr int kRows = 4;  // 8 sums, 4 weights, an activation, ones and 2 products in 16 registers
 #else
   static constexpr int kLargest = 255;
+  static constexpr int kWordsAtOnce = 1;
+  static constexpr int kRows = kTileRows;
 #endif
+  static constexpr int kLargestSum = 32767 / kLargest;
   using Sum = Ints;
   static Ints dot(Ints sum, const int32_t* a, Ints w) {
 #if defined(__AVX512VNNI__)
@@ -210,6 +224,13 @@ struct Int8 {
     return sum;
 #endif
   }
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+  static Ints dot(Ints sum, const int32_t* a, const Ints (&w)[2]) {
+    const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(_mm256_set1_epi32(a[0]), (__m256i)w[0]),
+                                           _mm256_maddubs_epi16(_mm256_set1_epi32(a[1]), (__m256i)w[1]));
+    return sum + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
+#endif
 };
 
 }  // namespace paceline

@@ -23,10 +23,30 @@ void multiply_tile(const Tile& tile) {
     }
   }
   const int32_t* a = tile.a;
+  const char* ahead = tile.ahead != nullptr ? tile.ahead : reinterpret_cast<const char*>(tile.a);
   for (const Run& run : tile.runs) {
     const int32_t* w_left = run.left;
     const int32_t* w_right = run.right;
-    for (int word = 0; word < run.words; ++word) {
+    int word = 0;
+    if constexpr (Format::kWordsAtOnce == 2) {
+      for (; word + 2 <= run.words; word += 2) {
+        __builtin_prefetch(ahead, 0, 2);
+        const Ints first[2] = {load(w_left), load(w_left + tile.w_stride)};
+        const Ints second[2] = {load(w_right), load(w_right + tile.w_stride)};
+#pragma GCC unroll 12
+        for (int row = 0; row < kRows; ++row) {
+          const int32_t* activation = a + row * tile.a_stride;
+          left[row] = Format::dot(left[row], activation, first);
+          right[row] = Format::dot(right[row], activation, second);
+        }
+        a += 2 * Format::kActivations;
+        w_left += 2 * tile.w_stride;
+        w_right += 2 * tile.w_stride;
+        ahead += 2 * tile.ahead_step;
+      }
+    }
+    for (; word < run.words; ++word) {
+      __builtin_prefetch(ahead, 0, 2);
       const Ints first = load(w_left), second = load(w_right);
 #pragma GCC unroll 12
       for (int row = 0; row < kRows; ++row) {
@@ -37,6 +57,7 @@ void multiply_tile(const Tile& tile) {
       a += Format::kActivations;
       w_left += tile.w_stride;
       w_right += tile.w_stride;
+      ahead += tile.ahead_step;
     }
   }
 #pragma GCC unroll 12
@@ -47,7 +68,7 @@ void multiply_tile(const Tile& tile) {
 }
 
 template <class Format, int... kRowsLess1>
-constexpr std::array<TileFunction, kTileRows> table(std::integer_sequence<int, kRowsLess1...>) {
+constexpr std::array<TileFunction, Format::kRows> table(std::integer_sequence<int, kRowsLess1...>) {
   return {multiply_tile<Format, kRowsLess1 + 1>...};
 }
 
@@ -56,25 +77,25 @@ constexpr std::array<TileFunction, kTileRows> table(std::integer_sequence<int, k
 template <class Format>
 double best_time() {
   constexpr int kWords = 256, kTurns = 4;
-  std::vector<int32_t> a(size_t{kTileRows} * kWords * Format::kActivations), w(size_t{kWords} * kTileColumns);
-  std::vector<int32_t> out(size_t{kTileRows} * kTileColumns);
+  std::vector<int32_t> a(size_t{Format::kRows} * kWords * Format::kActivations), w(size_t{kWords} * kTileColumns);
+  std::vector<int32_t> out(size_t{Format::kRows} * kTileColumns);
   const Tile tile{a.data(), kWords * Format::kActivations, {{w.data(), w.data() + kLanes, kWords}, {}},
                   kTileColumns, out.data(), kTileColumns, false};
-  const TileFunction run = tile_function<Format>(kTileRows);
+  const TileFunction run = tile_function<Format>(Format::kRows);
   double best = 1.0;
   for (int attempt = 0; attempt < 20; ++attempt) {
     const auto begin = std::chrono::steady_clock::now();
     for (int turn = 0; turn < kTurns; ++turn) run(tile);
     best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
-  return best / (double{kTurns} * kTileRows * kTileColumns * kWords * Format::kValues);
+  return best / (double{kTurns} * Format::kRows * kTileColumns * kWords * Format::kValues);
 }
 
 }  // namespace
 
 template <class Format>
 TileFunction tile_function(int rows) {
-  static constexpr auto kTable = table<Format>(std::make_integer_sequence<int, kTileRows>{});
+  static constexpr auto kTable = table<Format>(std::make_integer_sequence<int, Format::kRows>{});
   return kTable[static_cast<size_t>(rows - 1)];
 }
 

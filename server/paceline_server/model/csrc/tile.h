@@ -26,11 +26,13 @@ struct Tile {
   void* out;              // [rows, kTileColumns], float or int32 as Format::Sum is
   ptrdiff_t out_stride;
   bool accumulate;        // add to what is there
+  const char* ahead = nullptr;  // what comes next: fetched meanwhile, ahead_step bytes a word
+  ptrdiff_t ahead_step = 0;
 };
 
 using TileFunction = void (*)(const Tile&);
 
-// The function for 1 <= rows <= kTileRows.
+// The function for 1 <= rows <= Format::kRows.
 template <class Format>
 TileFunction tile_function(int rows);
 
