@@ -31,7 +31,7 @@ struct ScoreRule {
 
 class Attention {
  public:
-  Attention(Pool& pool, const CacheShape& shape) : pool_(pool), cache_(shape) {}
+  Attention(Pool& pool, const CacheShape& shape) : pool_(pool), cache_(pool, shape) {}
 
   Cache& cache() { return cache_; }
 

@@ -30,7 +30,8 @@ struct CacheShape {
 
 class Cache {
  public:
-  explicit Cache(const CacheShape& shape);
+  // Claims its memory with the pool's threads.
+  Cache(Pool& pool, const CacheShape& shape);
 
   const CacheShape& shape() const { return shape_; }
   CacheFormat format() const { return shape_.format; }
