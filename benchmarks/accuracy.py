@@ -92,7 +92,8 @@ def logits_of(folder: Path, form: Format, pieces: Tensor) -> Iterator[Tensor]:
     for piece in pieces:
         slices = [SequenceSlice(piece[at : at + half].tolist(), at, range(PIECE // BLOCK), None) for at in (0, half)]
         packed = [pack(StepBatch([one]), BLOCK) for one in slices]
-        yield torch.cat([runner.model.logits(replace(one, logits_rows=np.arange(half))) for one in packed])
+        parts = [runner.model.logits(replace(one, logits_rows=np.arange(half))) for one in packed]
+        yield torch.from_numpy(np.concatenate(parts))
 
 
 def measure(folder: Path, form: Format, pieces: Tensor) -> tuple[float, Tensor]:

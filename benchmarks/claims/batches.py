@@ -72,7 +72,7 @@ def _useful_rate(run: ClosedLoop) -> float:
 def _generate(loaded: Loaded, jobs: list[Job]) -> float:
     """Output tokens/s of `generate`, greedy, with its own KV cache, on the machine's cores."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(2)  # our kernels leave torch one
+    torch.set_num_threads(2)
     model = AutoModelForCausalLM.from_pretrained(loaded.info.folder, dtype=getattr(torch, float_format())).eval()
     generated, begin = 0, perf_counter()
     for job in jobs:

@@ -12,8 +12,9 @@ from paceline_server.engine.batch import SamplingParams, SequenceSlice, StepBatc
 from paceline_server.model import native_build
 from paceline_server.model.attention.cpu import CpuAttention
 from paceline_server.model.cache import KVGeometry
+from paceline_server.model.checkpoint import Checkpoint
+from paceline_server.model.config_file import complete
 from paceline_server.model.fused_decoder import FusedDecoder, FusedModel
-from paceline_server.model.loader import load_model, read_config
 from paceline_server.model.native import Library, ThreadPool
 from paceline_server.model.native_build import INSTRUCTION_SETS, InstructionSet, find_or_build
 from paceline_server.model.runner import ModelRunner
@@ -32,10 +33,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def logits(folder: Path, kernels: Library, number_format: str) -> Tensor:
     """Of 150 tokens in chunks, then two decodes of different lengths in one step."""
-    dtype = torch.float32 if number_format == "float32" else torch.bfloat16
-    model = load_model(folder, read_config(folder), dtype, torch.device("cpu"), 1 << 30)
+    dtype = "float32" if number_format == "float32" else "bfloat16"
     pool = ThreadPool(2, kernels)
-    decoder = FusedDecoder(model, pool, int8=number_format == "int8")
+    with Checkpoint(folder) as checkpoint:
+        decoder = FusedDecoder(checkpoint, complete(folder), dtype, pool, int8=number_format == "int8")
     attention = CpuAttention(KVGeometry(3, 2, 8, BLOCK, dtype), 64, pool)
     runner = ModelRunner(FusedModel(decoder, attention), BLOCK)
     tokens = torch.randint(3, 97, (150,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -45,7 +46,7 @@ def logits(folder: Path, kernels: Library, number_format: str) -> Tensor:
         [SequenceSlice(tokens[70:], 70, tables[0], drawn), SequenceSlice(tokens[9:10], 9, tables[1], drawn)],
         [SequenceSlice([7], 150, tables[0], drawn), SequenceSlice([8], 10, tables[1], drawn)],
     ]
-    return torch.cat([runner.logits(StepBatch(slices)) for slices in steps])
+    return torch.cat([torch.from_numpy(runner.logits(StepBatch(slices))) for slices in steps])
 
 
 @pytest.mark.parametrize("number_format", BOUNDS)

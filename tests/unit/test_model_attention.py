@@ -18,8 +18,9 @@ from paceline_server.model.attention.hook import IMPLEMENTATION, LayerAttention
 from paceline_server.model.attention.interface import PagedAttention, ScoreRule
 from paceline_server.model.attention.reference import ReferenceAttention
 from paceline_server.model.attention.triton import TritonAttention
-from paceline_server.model.cache import KVCache, KVGeometry
+from paceline_server.model.cache import KVGeometry
 from paceline_server.model.packing import pack
+from paceline_server.model.tensor_cache import KVCache
 
 LAYERS = 2
 
@@ -93,7 +94,7 @@ def attend_in_steps(
     blocks_each = [-(-length // case.block_size) for length in case.lengths]
     pool = torch.randperm(sum(blocks_each) + 2).tolist()  # blocks of a sequence lie anywhere
     tables = [[pool.pop() for _ in range(count)] for count in blocks_each]
-    geometry = KVGeometry(LAYERS, case.kv_heads, case.head_dim, case.block_size, dtype)
+    geometry = KVGeometry(LAYERS, case.kv_heads, case.head_dim, case.block_size, str(dtype).removeprefix("torch."))
     cache = KVCache(geometry, sum(blocks_each) + 2, torch.device("cpu"))
     cache.layers.fill_(3.0)  # left over from sequences that are gone: finite, and of no influence
     attention = make(cache)

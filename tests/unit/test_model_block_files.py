@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
 
+import numpy as np
 import pytest
-import torch
+from numpy.typing import NDArray
 
 from paceline_server.engine.offload import FileAction, FileJob, FileResult
 from paceline_server.errors import InvalidConfiguration
@@ -21,8 +22,8 @@ BYTES = 1000
 
 
 @pytest.fixture
-def host() -> torch.Tensor:
-    return torch.randint(0, 256, (4, BYTES), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+def host() -> NDArray[np.uint8]:
+    return np.random.default_rng(0).integers(0, 256, (4, BYTES), dtype=np.uint8)
 
 
 def wait(folder: BlockFolder) -> FileResult:
@@ -34,21 +35,21 @@ def wait(folder: BlockFolder) -> FileResult:
     raise AssertionError("no result")
 
 
-def write(root: Path, host: torch.Tensor, identity: str = IDENTITY) -> Path:
+def write(root: Path, host: NDArray[np.uint8], identity: str = IDENTITY) -> Path:
     folder = BlockFolder(root, host, identity)
     folder.begin(FileJob(FileAction.WRITE, DIGEST, 0))
     assert wait(folder).ok
     return root / identity / f"{DIGEST.hex()}.kv"
 
 
-def test_a_block_comes_back_bit_for_bit_in_another_process_life(tmp_path: Path, host: torch.Tensor) -> None:
+def test_a_block_comes_back_bit_for_bit_in_another_process_life(tmp_path: Path, host: NDArray[np.uint8]) -> None:
     write(tmp_path, host)
-    memory = torch.zeros_like(host)
+    memory = np.zeros_like(host)
     folder = BlockFolder(tmp_path, memory, IDENTITY)
     assert folder.stored() == [DIGEST]
     folder.begin(FileJob(FileAction.READ, DIGEST, 2))
     assert wait(folder) == FileResult(FileJob(FileAction.READ, DIGEST, 2), ok=True)
-    assert torch.equal(memory[2], host[0])
+    assert np.array_equal(memory[2], host[0])
     assert not memory[[0, 1, 3]].any()
 
 
@@ -66,27 +67,27 @@ def test_a_block_comes_back_bit_for_bit_in_another_process_life(tmp_path: Path, 
     ids=["truncated", "headless", "empty", "longer", "a bit flipped", "other magic", "other model"],
 )
 def test_a_file_that_is_not_whole_and_ours_is_a_miss_and_leaves_memory_alone(
-    tmp_path: Path, host: torch.Tensor, harm: Callable[[bytes], bytes]
+    tmp_path: Path, host: NDArray[np.uint8], harm: Callable[[bytes], bytes]
 ) -> None:
     path = write(tmp_path, host)
     path.write_bytes(harm(path.read_bytes()))
-    memory = torch.zeros_like(host)
+    memory = np.zeros_like(host)
     folder = BlockFolder(tmp_path, memory, IDENTITY)
     folder.begin(FileJob(FileAction.READ, DIGEST, 1))
     assert not wait(folder).ok
     assert not memory.any()
 
 
-def test_a_file_under_another_blocks_name_is_a_miss(tmp_path: Path, host: torch.Tensor) -> None:
+def test_a_file_under_another_blocks_name_is_a_miss(tmp_path: Path, host: NDArray[np.uint8]) -> None:
     path = write(tmp_path, host)
     path.rename(path.with_name(f"{bytes(16).hex()}.kv"))
-    folder = BlockFolder(tmp_path, torch.zeros_like(host), IDENTITY)
+    folder = BlockFolder(tmp_path, np.zeros_like(host), IDENTITY)
     folder.begin(FileJob(FileAction.READ, bytes(16), 1))
     assert not wait(folder).ok
 
 
 def test_files_of_another_model_are_never_read_and_are_removed_but_nothing_else_is(
-    tmp_path: Path, host: torch.Tensor
+    tmp_path: Path, host: NDArray[np.uint8]
 ) -> None:
     write(tmp_path, host, OTHER)
     (tmp_path / "notes").mkdir()
@@ -95,14 +96,14 @@ def test_files_of_another_model_are_never_read_and_are_removed_but_nothing_else_
     assert sorted(path.name for path in tmp_path.iterdir()) == [IDENTITY, "notes"]
 
 
-def test_what_a_crash_left_half_written_is_removed(tmp_path: Path, host: torch.Tensor) -> None:
+def test_what_a_crash_left_half_written_is_removed(tmp_path: Path, host: NDArray[np.uint8]) -> None:
     path = write(tmp_path, host)
     path.with_suffix(".part").write_bytes(b"half")
     assert BlockFolder(tmp_path, host, IDENTITY).stored() == [DIGEST]
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_deleted_or_unwritable_file_is_no_error(tmp_path: Path, host: torch.Tensor) -> None:
+def test_a_deleted_or_unwritable_file_is_no_error(tmp_path: Path, host: NDArray[np.uint8]) -> None:
     path = write(tmp_path, host)
     folder = BlockFolder(tmp_path, host, IDENTITY)
     folder.begin(FileJob(FileAction.DELETE, DIGEST))
@@ -114,12 +115,12 @@ def test_a_deleted_or_unwritable_file_is_no_error(tmp_path: Path, host: torch.Te
     assert not wait(folder).ok
 
 
-def test_only_the_servers_user_may_read_the_blocks(tmp_path: Path, host: torch.Tensor) -> None:
+def test_only_the_servers_user_may_read_the_blocks(tmp_path: Path, host: NDArray[np.uint8]) -> None:
     path = write(tmp_path, host)
     assert path.parent.stat().st_mode & 0o077 == 0
 
 
-def test_a_folder_that_cannot_be_used_is_refused_by_name(tmp_path: Path, host: torch.Tensor) -> None:
+def test_a_folder_that_cannot_be_used_is_refused_by_name(tmp_path: Path, host: NDArray[np.uint8]) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidConfiguration, match=r"kv_cache\.offload\.disk_path"):
         BlockFolder(tmp_path / "file", host, IDENTITY)

@@ -48,7 +48,7 @@ def piece(begin: int, end: int, *, deterministic: bool = True) -> SequenceSlice:
 
 
 def logits(runner: ModelRunner, first: SequenceSlice, *others: SequenceSlice) -> torch.Tensor:
-    return runner.logits(StepBatch([first, *others]))[0].clone()
+    return torch.as_tensor(runner.logits(StepBatch([first, *others])))[0].clone()
 
 
 def company(count: int) -> list[SequenceSlice]:

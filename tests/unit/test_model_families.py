@@ -121,7 +121,7 @@ def test_chunks_of_several_sequences_give_transformers_own_logits(variant: str, 
                     SequenceSlice(sequences[index][begin : cuts[step]], begin, tables[index], SamplingParams())
                 )
                 rows.append(expected[index][cuts[step] - 1])
-        logits = loaded.runner.logits(StepBatch(slices))
+        logits = torch.as_tensor(loaded.runner.logits(StepBatch(slices)))
         torch.testing.assert_close(logits, torch.stack(rows), rtol=1e-3, atol=1e-4)
 
 

@@ -11,12 +11,13 @@ import torch
 from paceline_server.engine.batch import SamplingParams, SequenceSlice, StepBatch
 from paceline_server.model.attention.hook import attach
 from paceline_server.model.attention.triton import TritonAttention
-from paceline_server.model.cache import KVCache, KVGeometry
+from paceline_server.model.cache import KVGeometry
 from paceline_server.model.graphed_model import GraphedModel
 from paceline_server.model.graphs import Captured, GraphBook, capture_sizes, empty_decode, pad_decodes
 from paceline_server.model.loader import load_model, read_config
 from paceline_server.model.packing import PackedBatch, pack
 from paceline_server.model.runner import ModelRunner
+from paceline_server.model.tensor_cache import KVCache
 from paceline_server.model.testing import FakeGraphDevice, save_tiny_model
 
 CPU = torch.device("cpu")
@@ -107,7 +108,7 @@ def graphed(tmp_path: Path) -> tuple[GraphedModel, FakeGraphDevice, KVCache]:
     """A model of one layer on the interpreted kernels."""
     save_tiny_model(tmp_path, num_hidden_layers=1)
     model = load_model(tmp_path, read_config(tmp_path), torch.float32, CPU, 1 << 30)
-    cache, device = KVCache(KVGeometry(1, 2, 8, 4, torch.float32), 8, CPU), FakeGraphDevice()
+    cache, device = KVCache(KVGeometry(1, 2, 8, 4, "float32"), 8, CPU), FakeGraphDevice()
     cache.layers.copy_(torch.randn_like(cache.layers))
     attention = TritonAttention(cache, longest=16)
     attach(model.decoder, attention, [None])

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from paceline_server.engine.batch import SamplingParams, SequenceSlice, StepBatch
 from paceline_server.model import native_sampler, sampler
 from paceline_server.model.native import ThreadPool
+from paceline_server.model.noise import gumbel, gumbels
 from paceline_server.model.packing import SamplingBatch, pack_sampling
-from paceline_server.model.randomness import gumbel, gumbels, outputs
+from paceline_server.model.randomness import outputs
 
 VOCABULARY = 12
 LOGITS = torch.linspace(2.0, -2.0, VOCABULARY)[torch.randperm(VOCABULARY, generator=torch.manual_seed(0))]
@@ -29,7 +30,11 @@ Sample = Callable[[torch.Tensor, SamplingBatch], list[int]]
 @pytest.fixture(scope="module", params=["torch", "kernels"])
 def sample(request: pytest.FixtureRequest) -> Sample:
     """Both ways to draw keep the same promises."""
-    return sampler.sample if request.param == "torch" else partial(native_sampler.sample, ThreadPool(2))
+    return sampler.sample if request.param == "torch" else partial(in_kernels, ThreadPool(2))
+
+
+def in_kernels(pool: ThreadPool, logits: torch.Tensor, settings: SamplingBatch) -> list[int]:
+    return native_sampler.sample(pool, logits.numpy(), settings)
 
 
 def batch_of(rows: list[tuple[SamplingParams, int]], banned: tuple[int, ...] = ()) -> SamplingBatch:
@@ -247,7 +252,7 @@ def test_the_kernels_draw_the_tokens_that_torch_draws(
     generator = torch.manual_seed(seed)
     logits = torch.randn(len(rows), 49_155, generator=generator) * spread
     logits[:, ::7] = logits[:, ::7].round()  # many that tie
-    kernels = native_sampler.sample(ThreadPool(2), logits.clone(), batch_of(rows, banned=(3, 77)))
+    kernels = in_kernels(ThreadPool(2), logits.clone(), batch_of(rows, banned=(3, 77)))
     assert kernels == sampler.sample(logits.clone(), batch_of(rows, banned=(3, 77)))
 
 
@@ -257,6 +262,6 @@ def test_logits_that_are_no_numbers_are_not_drawn_by_the_kernels(params: dict[st
     pool = ThreadPool(1)
     logits = torch.full((4, 100), odd)
     batch = batch_of([(SamplingParams(seed=row, **params), 1) for row in range(4)])
-    assert native_sampler.sample(pool, logits.clone(), batch) == [0] * 4  # some token must come out
+    assert in_kernels(pool, logits.clone(), batch) == [0] * 4  # some token must come out
     logits[:, 60] = -5.0
-    assert native_sampler.sample(pool, logits, batch) == [60] * 4
+    assert in_kernels(pool, logits, batch) == [60] * 4

@@ -25,12 +25,12 @@ from paceline_server.errors import (
     OutOfMemory,
     StartupError,
 )
-from paceline_server.model import hub, machine, startup
-from paceline_server.model.backend import TransformersBackend
+from paceline_server.model import gpu, hub, machine, startup
 from paceline_server.model.cache import KVGeometry, blocks_for_cpu, blocks_for_gpu
 from paceline_server.model.loader import read_config
 from paceline_server.model.startup import load
 from paceline_server.model.testing import save_tiny_model, tiny_config
+from paceline_server.model.transformers_backend import TransformersBackend
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_a_config_that_makes_no_sense_is_refused(copy: Path, content: str) -> No
     assert refusal(ModelUnsupported, copy)
 
 
-GEOMETRY = KVGeometry(layers=2, kv_heads=2, head_dim=8, block_size=4, dtype=torch.float16)
+GEOMETRY = KVGeometry(layers=2, kv_heads=2, head_dim=8, block_size=4, dtype="float16")
 
 
 def test_blocks_are_what_the_memory_holds() -> None:
@@ -186,7 +186,7 @@ def test_blocks_are_what_the_memory_holds() -> None:
 
 
 def test_an_int8_block_has_a_byte_a_number_and_a_scale_for_each_key_and_value() -> None:
-    assert replace(GEOMETRY, dtype=torch.int8).block_bytes == 2 * 2 * 2 * 4 * (8 + 4)
+    assert replace(GEOMETRY, dtype="int8").block_bytes == 2 * 2 * 2 * 4 * (8 + 4)
 
 
 def test_a_gpu_with_nothing_left_names_all_shares() -> None:
@@ -202,24 +202,30 @@ class GpuBackend:
     def block_bytes(self, geometry: KVGeometry) -> int:
         return geometry.block_bytes
 
+    def on_cache(self, *_: object) -> None:
+        """No model: nothing is run on it."""
+
+    def release_cache(self) -> None:
+        """There is none."""
+
 
 def test_the_kv_cache_leaves_a_gpus_memory_to_the_graphs_that_are_captured_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gib = 1 << 30
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * gib, 80 * gib))
-    monkeypatch.setattr(startup._Setup, "_measure_step", lambda setup: 2 * gib)
-    setup = startup._Setup(cast(Any, GpuBackend()), GEOMETRY, torch.device("cuda"), 64, BatchingConfig())
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (60 * gib, 80 * gib))
+    monkeypatch.setattr(gpu, "peak_of", lambda run: 2 * gib)
+    setup = startup._Setup(cast(Any, GpuBackend()), GEOMETRY, "cuda", 64, BatchingConfig())
     blocks = setup.count_blocks(KVCacheConfig(gpu_memory_fraction=0.5))
     assert blocks == (40 - 20 - 2 - 1) * gib // GEOMETRY.block_bytes
 
 
 def test_only_a_back_end_that_captures_keeps_memory_for_it(llama: Path) -> None:
     model = cast(Any, SimpleNamespace(config=read_config(llama)))
-    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
     reserved = [
         TransformersBackend(model, device, max_batch_size=size).reserved_bytes
-        for device, size in ((gpu, 8), (gpu, 0), (cpu, 8))
+        for device, size in ((cuda, 8), (cuda, 0), (cpu, 8))
     ]
     assert reserved == [1 << 30, 0, 0]
 

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_server.engine.batch import SequenceSlice, StepBatch
-from paceline_server.model.attention.cpu import CpuAttention
 from paceline_server.model.attention.interface import ScoreRule
 from paceline_server.model.attention.reference import ReferenceAttention
-from paceline_server.model.cache import KVCache, KVGeometry
+from paceline_server.model.cache import KVGeometry
 from paceline_server.model.native import ThreadPool
 from paceline_server.model.packing import pack
+from paceline_server.model.tensor_cache import KVCache
+from paceline_server.model.testing import TorchCpuAttention
 
 LAYERS = 2
 BFLOAT16_BOUND = 0.03
@@ -72,17 +73,16 @@ def pool() -> ThreadPool:
     return ThreadPool(2)
 
 
-def largest_difference(
-    case: Case, dtype: torch.dtype, pool: ThreadPool, cache_dtype: torch.dtype | None = None
-) -> float:
+def largest_difference(case: Case, dtype: torch.dtype, pool: ThreadPool, cache_format: str | None = None) -> float:
     """Run both back ends over all steps; the reference always in float32. The cache is `dtype`'s unless it is given."""
     torch.manual_seed(case.seed)
     blocks_each = [-(-length // case.block_size) for length in case.lengths]
     free = torch.randperm(sum(blocks_each) + 2).tolist()  # blocks of a sequence lie anywhere
     tables = [[free.pop() for _ in range(count)] for count in blocks_each]
-    geometry = KVGeometry(LAYERS, case.kv_heads, case.head_dim, case.block_size, cache_dtype or dtype)
-    floats = KVGeometry(LAYERS, case.kv_heads, case.head_dim, case.block_size, torch.float32)
-    native = CpuAttention(geometry, sum(blocks_each) + 2, pool)
+    cache_format = cache_format or str(dtype).removeprefix("torch.")
+    geometry = KVGeometry(LAYERS, case.kv_heads, case.head_dim, case.block_size, cache_format)
+    floats = KVGeometry(LAYERS, case.kv_heads, case.head_dim, case.block_size, "float32")
+    native = TorchCpuAttention(geometry, sum(blocks_each) + 2, pool)
     reference = ReferenceAttention(KVCache(floats, sum(blocks_each) + 2, torch.device("cpu")))
     worst = 0.0
     for step in range(max(len(cuts) for cuts in case.cuts)):
@@ -117,7 +117,7 @@ def test_bfloat16_stays_within_its_precision(case: Case, pool: ThreadPool) -> No
 @given(case=cases())
 @settings(max_examples=30, deadline=None)
 def test_an_int8_cache_stays_within_its_precision(case: Case, pool: ThreadPool) -> None:
-    assert largest_difference(case, torch.float32, pool, torch.int8) < INT8_BOUND
+    assert largest_difference(case, torch.float32, pool, "int8") < INT8_BOUND
 
 
 @pytest.mark.parametrize("length", [255, 256, 1025, 2500])
@@ -131,8 +131,9 @@ def test_long_sequences_that_are_cut_between_threads_equal_the_reference(
 
 
 def test_layers_of_different_windows_share_a_step(pool: ThreadPool) -> None:
-    geometry = KVGeometry(LAYERS, 2, 16, 4, torch.float32)
-    native, reference = CpuAttention(geometry, 12, pool), ReferenceAttention(KVCache(geometry, 12, torch.device("cpu")))
+    geometry = KVGeometry(LAYERS, 2, 16, 4, "float32")
+    native = TorchCpuAttention(geometry, 12, pool)
+    reference = ReferenceAttention(KVCache(geometry, 12, torch.device("cpu")))
     batch = pack(StepBatch([SequenceSlice([0] * 40, 0, range(10), None), SequenceSlice([0], 0, [11], None)]), 4)
     query, key, value = torch.randn(41, 4, 16), torch.randn(41, 2, 16), torch.randn(41, 2, 16)
     for backend in (native, reference):
@@ -145,4 +146,4 @@ def test_layers_of_different_windows_share_a_step(pool: ThreadPool) -> None:
 
 def test_a_cache_larger_than_memory_is_refused(pool: ThreadPool) -> None:
     with pytest.raises(Exception, match="not enough memory"):
-        CpuAttention(KVGeometry(1 << 10, 1 << 10, 1 << 10, 1 << 10, torch.float32), 1 << 20, pool)
+        TorchCpuAttention(KVGeometry(1 << 10, 1 << 10, 1 << 10, 1 << 10, "float32"), 1 << 20, pool)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import LlamaConfig, MixtralConfig
 
 from paceline_server.config import EngineConfig
@@ -18,7 +17,6 @@ from paceline_server.model import backend, native, native_build
 from paceline_server.model.backend import choose_backend
 from paceline_server.model.native_build import INSTRUCTION_SETS, best_instruction_set, find_or_build
 
-CPU = torch.device("cpu")
 BASELINE = INSTRUCTION_SETS[-1]
 
 
@@ -30,10 +28,9 @@ def fake_compiler(folder: Path, body: str) -> Path:
     return path
 
 
-def choose(
-    dtype: torch.dtype = torch.float32, device: torch.device = CPU, *, int8_cache: bool = False, **engine: str
-) -> str:
-    return choose_backend(EngineConfig(model_path="x", **engine), LlamaConfig(), dtype, device, int8_cache=int8_cache)
+def choose(dtype: str = "float32", device: str = "cpu", *, int8_cache: bool = False, **engine: str) -> str:
+    model = LlamaConfig().to_dict()
+    return choose_backend(EngineConfig(model_path="x", **engine), model, dtype, device, int8_cache=int8_cache)
 
 
 def test_this_processor_gets_a_library() -> None:
@@ -120,29 +117,29 @@ def test_a_model_that_the_kernels_do_not_do_gets_the_reference_and_a_line_that_s
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, logger=backend.log.name):
-        assert choose_backend(EngineConfig(model_path="x"), MixtralConfig(), torch.float32, CPU) == "reference"
+        assert choose_backend(EngineConfig(model_path="x"), MixtralConfig().to_dict(), "float32", "cpu") == "reference"
     assert "does not do model_type mixtral" in caplog.text
 
 
 def test_auto_takes_the_kernels_where_they_can_run_and_the_reference_elsewhere() -> None:
     assert choose() == "cpu"
-    assert choose(torch.float16) == "reference"
-    assert choose(device=torch.device("cuda")) == "triton"
+    assert choose("float16") == "reference"
+    assert choose(device="cuda") == "triton"
 
 
 @pytest.mark.parametrize(
     ("dtype", "device", "engine", "message"),
     [
-        (torch.float16, "cpu", {"attention_backend": "cpu"}, "attention_backend: cpu needs engine.dtype"),
-        (torch.float32, "cuda", {"attention_backend": "cpu"}, "needs engine.device cpu"),
-        (torch.bfloat16, "cuda", {"quantization": "int8"}, "quantization: int8 needs engine.device cpu"),
+        ("float16", "cpu", {"attention_backend": "cpu"}, "attention_backend: cpu needs engine.dtype"),
+        ("float32", "cuda", {"attention_backend": "cpu"}, "needs engine.device cpu"),
+        ("bfloat16", "cuda", {"quantization": "int8"}, "quantization: int8 needs engine.device cpu"),
     ],
 )
 def test_kernels_that_cannot_run_what_is_asked_are_refused_by_key(
-    dtype: torch.dtype, device: str, engine: dict[str, str], message: str
+    dtype: str, device: str, engine: dict[str, str], message: str
 ) -> None:
     with pytest.raises(InvalidConfiguration, match=message):
-        choose(dtype, torch.device(device), **engine)
+        choose(dtype, device, **engine)
 
 
 @pytest.mark.parametrize("interpreter", [None, "0"])
@@ -163,7 +160,7 @@ def test_a_gpu_without_triton_gets_the_reference_and_a_line_that_says_why(
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     with caplog.at_level(logging.WARNING, logger=backend.log.name):
-        assert choose(device=torch.device("cuda")) == "reference"
+        assert choose(device="cuda") == "reference"
     assert "needs the package triton" in caplog.text
 
 
@@ -175,4 +172,4 @@ def test_int8_takes_the_kernels_and_is_refused_where_they_are_not_wanted(asked: 
     with pytest.raises(InvalidConfiguration, match=f"{key}: int8 is not done by engine.attention_backend reference"):
         choose(**asked, attention_backend="reference")
     with pytest.raises(InvalidConfiguration, match=f"{key}: int8 needs engine.device cpu"):
-        choose(device=torch.device("cuda"), **asked)
+        choose(device="cuda", **asked)

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from uuid import uuid4
 
-from paceline_server.config import ServerConfig
+from paceline_server.config import EngineConfig, ServerConfig
 from paceline_server.engine.interface import (
     EmbeddingOutput,
     EmbeddingRequest,
@@ -53,16 +53,13 @@ from paceline_server.errors import (
     EngineFailed,
     EngineUnavailable,
 )
+from paceline_server.model.machine import cores_given
 
 log = logging.getLogger("paceline.client")
 
 _MAX_FAILED_RESTARTS = 5
 _BACKOFF_SECONDS = 1.0
 _RETRY_AFTER_SECONDS = 5.0
-
-# Compute threads that wait must not spin: on cores that are shared, a spinning thread keeps the one it waits for from
-# running, and a step takes ten times as long. Set in the environment, these win.
-_THREADING = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 class EngineClient:
@@ -203,7 +200,7 @@ class EngineClient:
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
-                env={**_THREADING, **os.environ},
+                env={**_threading(self._config.engine), **os.environ},
             )
         finally:
             theirs.close()
@@ -283,6 +280,15 @@ class EngineClient:
 def _describe(info: ModelInfo) -> str:
     place = f"{info.dtype} on {info.device} (attention {info.attention_backend})"
     return f"{info.folder} in {place}, a KV cache of {info.kv_capacity_tokens} tokens"
+
+
+def _threading(engine: EngineConfig) -> dict[str, str]:
+    """Environment of the engine process; what is set in ours wins.
+
+    Compute threads that wait must not spin: on cores that are shared, a spinning thread keeps the one it waits for from
+    running, and a step takes ten times as long. And numpy's must not be as many as the machine has cores.
+    """
+    return {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": str(engine.threads or cores_given())}
 
 
 def _describe_exit(code: int | None) -> str:

@@ -22,11 +22,13 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 def _load(config: ServerConfig, on_phase: OnPhase) -> Loaded | LoadedEncoder:
     folder = find_model(config.engine.model_path, on_phase)
-    # Torch and transformers take seconds to import, many on a busy machine: a model that is not there is told before.
-    from paceline_server.model import encoder_startup, startup  # noqa: PLC0415
-
+    # Imported once a model is there, and only what it needs: `encoder_startup` brings torch, which takes seconds.
     if is_sentence_model(folder):
+        from paceline_server.model import encoder_startup  # noqa: PLC0415
+
         return encoder_startup.load(config, folder, on_phase)
+    from paceline_server.model import startup  # noqa: PLC0415
+
     return startup.load(config, on_phase)
 
 

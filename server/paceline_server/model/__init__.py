@@ -1,4 +1,5 @@
 """The model: where it is found, how it is loaded, and how one step runs over it. The home of torch.
 
-`store` and `hub` are free of torch, so that tools may look a model up without paying for its import.
+What the CPU kernels need is free of torch, down from `startup`, and so are `store` and `hub`: its import takes seconds
+and hundreds of MiB. It comes with `transformers_backend`, `encoder_startup` and what these import.
 """

@@ -1,43 +1,40 @@
-"""How a loaded model is computed: through transformers with the reference attention, or fused into the CPU kernels.
+"""How a model is computed: fused into the CPU kernels, which is done here, or through transformers.
 
-`startup` chooses before it reads the weights, because the choice can be refused, and builds the back end after.
+`startup` chooses before it reads the weights, because the choice can be refused, and builds the back end after. Where
+the kernels compute, torch and transformers are never imported: that is most of the time of a start, and much memory.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
-from paceline_server.config import EngineConfig
-from paceline_server.errors import InvalidConfiguration, NativeUnavailable, OutOfMemory
+from paceline_server.config import EngineConfig, ServerConfig
+from paceline_server.errors import InvalidConfiguration, NativeUnavailable
 from paceline_server.model import native
 from paceline_server.model.attention.cpu import CpuAttention
-from paceline_server.model.attention.hook import attach
-from paceline_server.model.attention.interface import PagedAttention
-from paceline_server.model.attention.reference import ReferenceAttention
-from paceline_server.model.cache import KVCache, KVGeometry
+from paceline_server.model.cache import KVGeometry
+from paceline_server.model.checkpoint import Checkpoint, require_room
 from paceline_server.model.fused_decoder import FusedDecoder, FusedModel
 from paceline_server.model.fused_layers import obstacle_to_fusing
-from paceline_server.model.graphed_model import GraphedModel, StationaryAttention
-from paceline_server.model.graphs import CudaGraphs, GraphBook, capture_sizes
-from paceline_server.model.loader import CausalModel
-from paceline_server.model.runner import StepModel, TransformersModel
-from paceline_server.model.support import layer_windows
+from paceline_server.model.machine import cores_given
+from paceline_server.model.runner import StepModel
 
 log = logging.getLogger("paceline.model")
 
-_GRAPH_BYTES = 1 << 30
-"""Device memory that captured steps may hold. They are captured later: the KV cache leaves it free."""
-
 
 class Backend(Protocol):
-    """A loaded model without a KV cache."""
+    """A loaded model without a KV cache.
+
+    Attributes:
+        out_of_memory: what is raised where a step does not fit, besides OutOfMemory.
+    """
+
+    out_of_memory: tuple[type[Exception], ...]
 
     @property
     def reserved_bytes(self) -> int:
@@ -64,70 +61,43 @@ class Backend(Protocol):
         ...
 
 
-class TransformersBackend:
-    """A model of transformers, on any device, over the reference attention or the Triton kernels. See `Backend`.
-
-    Args:
-        model: loaded.
-        device: where it is.
-        attention: over a KV cache.
-        max_batch_size: sequences of the largest decode that is captured, where the Triton kernels run on a GPU.
-    """
-
-    def __init__(
-        self,
-        model: CausalModel,
-        device: torch.device,
-        attention: Callable[[KVCache], PagedAttention] = ReferenceAttention,
-        max_batch_size: int = 0,
-    ) -> None:
-        self._max_batch_size = max_batch_size
-        self._attention = attention
-        self._model = model
-        self._device = device
-        self._windows = layer_windows(model.config.to_dict())
-
-    @property
-    def reserved_bytes(self) -> int:
-        """For CUDA graphs, where decodes are captured."""
-        return _GRAPH_BYTES if self._device.type == "cuda" and self._max_batch_size else 0
-
-    def block_bytes(self, geometry: KVGeometry) -> int:
-        """Keys and values, and nothing else."""
-        return geometry.block_bytes
-
-    def on_cache(self, geometry: KVGeometry, num_blocks: int, host_bytes: int = 0) -> StepModel:
-        """Allocate a KV cache and attach it to the attention modules."""
-        try:
-            cache = KVCache(geometry, num_blocks, self._device, host_bytes)
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemory(f"the KV cache of {num_blocks} blocks could not be allocated: {error}") from None
-        attention = self._attention(cache)
-        attach(self._model.decoder, attention, self._windows)
-        if self._device.type == "cuda" and isinstance(attention, StationaryAttention):
-            book = GraphBook(capture_sizes(self._max_batch_size), self.reserved_bytes)
-            return GraphedModel(self._model, attention, cache, self._device, book, CudaGraphs(self._device))
-        return TransformersModel(self._model, attention, cache, self._device)
-
-    def release_cache(self) -> None:
-        """Detach it."""
-        attach(self._model.decoder, _NoAttention(), self._windows)
-
-
 class CpuBackend:
     """A model fused into the C++ kernels. See `Backend`.
 
     Args:
-        model: loaded; its weights move into the kernels' own layout.
-        threads: compute threads.
-        int8: quantize the weights.
+        decoder: its weights, in the kernels' own layout.
+        pool: with which it was made.
     """
 
-    def __init__(self, model: CausalModel, threads: int, *, int8: bool = False) -> None:
-        self._pool = native.ThreadPool(threads)
-        self._decoder = FusedDecoder(model, self._pool, int8=int8)
-        # What torch still does in a step is small; its threads would only stand in the kernels' way.
-        torch.set_num_threads(1)
+    out_of_memory: tuple[type[Exception], ...] = ()
+
+    def __init__(self, decoder: FusedDecoder, pool: native.ThreadPool) -> None:
+        self._decoder = decoder
+        self._pool = pool
+
+    @classmethod
+    def load(
+        cls, folder: Path, model: Mapping[str, Any], dtype: str, available: int, config: ServerConfig
+    ) -> CpuBackend:
+        """Read and pack the weights.
+
+        Args:
+            folder: the model's.
+            model: its complete configuration, see `config_file`.
+            dtype: of the weights in memory.
+            available: bytes of memory that may be taken.
+            config: of the whole server.
+
+        Raises:
+            OutOfMemory: the weights do not fit.
+            ModelNotFound: a file is damaged.
+            ModelUnsupported: files and configuration do not go together.
+        """
+        pool = native.ThreadPool(config.engine.threads or cores_given())
+        with Checkpoint(folder) as checkpoint:
+            require_room(checkpoint.bytes_in(dtype), dtype, available)
+            int8 = config.engine.quantization == "int8"
+            return cls(FusedDecoder(checkpoint, model, dtype, pool, int8=int8), pool)
 
     @property
     def reserved_bytes(self) -> int:
@@ -146,25 +116,8 @@ class CpuBackend:
         """Nothing holds on to it but the model that `on_cache` returned."""
 
 
-class _NoAttention:
-    """Stands in between two caches."""
-
-    def plan(self, *_: object) -> None:
-        raise AssertionError("no KV cache is in place")
-
-    def forward(self, *_: object) -> torch.Tensor:
-        raise AssertionError("no KV cache is in place")
-
-
-def triton_attention(longest: int) -> Callable[[KVCache], PagedAttention]:
-    """Makes attention by the Triton kernels, for sequences of at most `longest` tokens."""
-    # Imported where it is chosen: only builds of torch for CUDA bring Triton along.
-    module = importlib.import_module("paceline_server.model.attention.triton")
-    return lambda cache: module.TritonAttention(cache, longest)
-
-
 def choose_backend(
-    engine: EngineConfig, config: Any, dtype: torch.dtype, device: torch.device, *, int8_cache: bool = False
+    engine: EngineConfig, config: Mapping[str, Any], dtype: str, device: str, *, int8_cache: bool = False
 ) -> str:
     """The back end for engine.attention_backend: `cpu`, `triton` or `reference`.
 
@@ -173,7 +126,7 @@ def choose_backend(
     Args:
         engine: of the configuration.
         int8_cache: the KV cache is to hold int8.
-        config: transformers' configuration of the model.
+        config: the model's, complete.
         dtype: of the weights.
         device: where they go.
 
@@ -195,14 +148,14 @@ def choose_backend(
     return _best_backend(config, dtype, device) if wanted == "auto" else wanted
 
 
-def _require_kernels(asked: str, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+def _require_kernels(asked: str, config: Mapping[str, Any], dtype: str, device: str) -> None:
     if (obstacle := _obstacle(config, dtype, device)) is not None:
         raise InvalidConfiguration(f"{asked} {obstacle}")
     native.library()
 
 
-def _best_backend(config: Any, dtype: torch.dtype, device: torch.device) -> str:
-    best = "cpu" if device.type == "cpu" else "triton"
+def _best_backend(config: Mapping[str, Any], dtype: str, device: str) -> str:
+    best = "cpu" if device == "cpu" else "triton"
     obstacle = _obstacle(config, dtype, device) if best == "cpu" else _triton_obstacle(device)
     if obstacle is None and best == "cpu":
         try:
@@ -215,17 +168,17 @@ def _best_backend(config: Any, dtype: torch.dtype, device: torch.device) -> str:
     return "reference"
 
 
-def _triton_obstacle(device: torch.device) -> str | None:
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"needs engine.device cuda, not {device.type}"
+def _triton_obstacle(device: str) -> str | None:
+    if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"needs engine.device cuda, not {device}"
     if importlib.util.find_spec("triton") is None:
         return "needs the package triton, which builds of torch for CUDA bring along"
     return None
 
 
-def _obstacle(config: Any, dtype: torch.dtype, device: torch.device) -> str | None:
-    if device.type != "cpu":
-        return f"needs engine.device cpu, not {device.type}"
-    if dtype not in (torch.float32, torch.bfloat16):
-        return f"needs engine.dtype float32 or bfloat16, not {str(dtype).removeprefix('torch.')}"
+def _obstacle(config: Mapping[str, Any], dtype: str, device: str) -> str | None:
+    if device != "cpu":
+        return f"needs engine.device cpu, not {device}"
+    if dtype not in ("float32", "bfloat16"):
+        return f"needs engine.dtype float32 or bfloat16, not {dtype}"
     return obstacle_to_fusing(config)

@@ -17,7 +17,8 @@ import threading
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from paceline_server.engine.offload import FileAction, FileJob, FileResult
 from paceline_server.errors import InvalidConfiguration
@@ -35,15 +36,15 @@ class BlockFolder:
 
     Args:
         root: where the files go; made where it is missing.
-        host: slots of host memory, [slots, block_bytes] uint8.
+        host: slots of host memory, [slots, block_bytes].
         identity: of the model and its layout, 32 hexadecimal digits; files of another one are never read.
 
     Raises:
         InvalidConfiguration: the folder cannot be used.
     """
 
-    def __init__(self, root: Path, host: Tensor, identity: str) -> None:
-        self._host = host.numpy()
+    def __init__(self, root: Path, host: NDArray[np.uint8], identity: str) -> None:
+        self._host = host
         self._identity = bytes.fromhex(identity)
         self._folder = root / identity
         try:

@@ -35,14 +35,15 @@ def load(config: ServerConfig, folder: Path, on_phase: OnPhase) -> LoadedEncoder
         StartupError: see the subclasses; every one names what to do.
     """
     _require_plain(config.engine)
-    device = choose_device(config.engine.device)
+    device = torch.device(choose_device(config.engine.device))
     if device.type == "cpu":
         torch.set_num_threads(config.engine.threads or cores_given())
     with phase("load_weights", on_phase):
         sentence = read_sentence_model(folder)
         model_config = read_config(folder, require_encoder)
         longest = longest_text(sentence, model_config.to_dict(), config.engine.max_model_len)
-        dtype = choose_dtype(config.engine.dtype, model_config.dtype, device)
+        stored = model_config.to_dict().get("dtype")
+        dtype = getattr(torch, choose_dtype(config.engine.dtype, stored, device.type))
         memory = available_memory() - _BATCH_BYTES
         model = read_weights(
             AutoModel, folder, model_config, dtype, device, memory, attention=IMPLEMENTATION, add_pooling_layer=False

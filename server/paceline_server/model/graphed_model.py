@@ -1,8 +1,12 @@
-"""A model of transformers whose decodes are replayed from CUDA graphs. `backend` makes it on a GPU; see `graphs`."""
+"""A model of transformers whose decodes are replayed from CUDA graphs: see `graphs`.
+
+`transformers_backend` makes it on a GPU.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -14,7 +18,7 @@ from paceline_server.model.cache import BlockStorage
 from paceline_server.model.graphs import GraphBook, GraphDevice, empty_decode, pad_decodes
 from paceline_server.model.loader import CausalModel
 from paceline_server.model.packing import PackedBatch, SamplingBatch
-from paceline_server.model.runner import TransformersModel
+from paceline_server.model.transformers_model import TransformersModel
 
 log = logging.getLogger("paceline.model")
 
@@ -61,6 +65,7 @@ class GraphedModel:
         self._inputs: dict[int, Tensor] = {}  # [2, size]: token ids, positions
         self._outputs: dict[int, Tensor] = {}  # [size, vocabulary]
 
+    @torch.no_grad()
     def logits(self, batch: PackedBatch) -> Tensor:
         """Replay a decode that is captured, padded; run anything else as usual."""
         size = self._book.padded(batch)
@@ -76,11 +81,17 @@ class GraphedModel:
         replay()
         return self._outputs[size][: batch.num_tokens].clone()  # the next step overwrites it
 
+    @torch.no_grad()
     def sample(self, logits: Tensor, settings: SamplingBatch) -> list[int]:
         """Draw the tokens on the device, as without graphs."""
         return self._eager.sample(logits, settings)
 
-    @torch.inference_mode()
+    @property
+    def on_idle(self) -> Callable[[], None]:
+        """Capture, one size at a time."""
+        return self.capture_wanted
+
+    @torch.no_grad()
     def capture_wanted(self) -> None:
         """Capture the size that was wanted most, if any; the cache's content stays as it is."""
         size = self._book.next_wanted()

@@ -1,27 +1,26 @@
 """Reads a model's folder into memory: transformers' classes, our attention, safetensors only, never the folder's code.
 
-`runner.load` calls it; `CausalModel` is what it returns.
+`transformers_backend` and `encoder_startup` call it; `CausalModel` is what it returns.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from paceline_server.errors import ModelNotFound, ModelUnsupported, OutOfMemory
+from paceline_server.errors import ModelUnsupported, OutOfMemory
+from paceline_server.model import config_file
 from paceline_server.model.attention.hook import IMPLEMENTATION
 from paceline_server.model.cache import GIB
-from paceline_server.model.store import weight_files
+from paceline_server.model.checkpoint import Checkpoint, require_room
 from paceline_server.model.support import require_supported
 
 
@@ -66,45 +65,13 @@ def read_config(folder: Path, require: Callable[[Mapping[str, Any]], None] = req
     Raises:
         ModelUnsupported: it asks for something that we do not honour, or it cannot be understood.
     """
-    try:
-        raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelUnsupported(f"{folder / 'config.json'} cannot be read: {error}") from None
-    if not isinstance(raw, Mapping):
-        raise ModelUnsupported(f"{folder / 'config.json'} is not a JSON object")
-    require(raw)  # before transformers sees it: its answer to custom code is a question at the terminal
+    config_file.read(folder, require)  # before transformers sees it: its answer to custom code is a question
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelUnsupported(f"transformers cannot read {folder / 'config.json'}: {error}") from error
     require(config.to_dict())  # again, with the defaults of the family
     return config
-
-
-def eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:
-    """Tokens that end a sequence: those of generation_config.json, else of config.json."""
-    path = folder / "generation_config.json"
-    generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    eos = generation.get("eos_token_id", config.eos_token_id)
-    if eos is None:
-        return ()
-    return (eos,) if isinstance(eos, int) else tuple(eos)
-
-
-def weights_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Memory that the weights take in `dtype`, from the headers of their files.
-
-    Raises:
-        ModelNotFound: a file is damaged.
-    """
-    total = 0
-    for name in weight_files(folder):
-        try:
-            with safe_open(folder / name, framework="pt") as file:
-                total += sum(prod(file.get_slice(key).get_shape()) for key in file.keys()) * dtype.itemsize  # noqa: SIM118
-        except SafetensorError as error:
-            raise ModelNotFound(f"{folder / name} is damaged ({error}); remove it and fetch the model again") from None
-    return total
 
 
 def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.device, available: int) -> CausalModel:
@@ -143,12 +110,11 @@ def read_weights(
         ModelNotFound: a file is damaged.
         ModelUnsupported: files and configuration do not go together.
     """
-    needed = weights_bytes(folder, dtype)
-    if device.type == "cpu" and needed > available:
-        raise OutOfMemory(
-            f"the weights take {needed / GIB:.2f} GiB as {str(dtype).removeprefix('torch.')}, and "
-            f"{available / GIB:.2f} GiB are free; raise the memory limit or set engine.dtype to bfloat16"
-        )
+    name = str(dtype).removeprefix("torch.")
+    with Checkpoint(folder) as checkpoint:
+        needed = checkpoint.bytes_in(name)
+    if device.type == "cpu":
+        require_room(needed, name, available)
     model = _from_pretrained(kind, folder, config, dtype, **options)
     try:
         return model.to(device)

@@ -1,43 +1,46 @@
-"""What this machine gives: device, number format, compute threads, memory. Called by `runner.load`."""
+"""What this machine gives: device, number format, compute threads, memory. Called by `startup.load`."""
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 from pathlib import Path
-
-import torch
 
 from paceline_server.errors import NoGPU
 from paceline_server.model import cgroup
 
 _CGROUP = Path("/sys/fs/cgroup")
+_DEVICES = Path("/dev")
+_GPU_DEVICES = ("nvidia[0-9]*", "dxg", "kfd")
+"""Device files of NVIDIA's driver, of the one inside WSL, and of AMD's, which torch calls cuda too."""
 _MEMINFO = Path("/proc/meminfo")
 
 
-def choose_device(wanted: str) -> torch.device:
-    """The device for engine.device: auto, cpu or cuda.
+def choose_device(wanted: str) -> str:
+    """The device for engine.device, cpu or cuda; auto is cuda where it can be.
 
     Raises:
         NoGPU: cuda is wanted and none is usable.
     """
-    usable = wanted != "cpu" and torch.cuda.is_available()
+    if wanted == "cpu" or (wanted == "auto" and not _has_gpu()):
+        return "cpu"
+    torch = importlib.import_module("torch")  # it takes seconds, and is for this alone where the kernels serve
+    usable = bool(torch.cuda.is_available())
     if wanted == "cuda" and not usable:
         build = "" if torch.version.cuda else "; this torch is built without CUDA"
         raise NoGPU(
             f"engine.device is cuda, but no GPU is usable here{build}. "
             "Ask for one (resources.limits nvidia.com/gpu), or set engine.device to cpu"
         )
-    return torch.device("cuda" if usable else "cpu")
+    return "cuda" if usable else "cpu"
 
 
-def choose_dtype(wanted: str, checkpoint: torch.dtype | None, device: torch.device) -> torch.dtype:
+def choose_dtype(wanted: str, checkpoint: str | None, device: str) -> str:
     """The format for engine.dtype; auto is the checkpoint's on a GPU and float32 on a CPU."""
     if wanted != "auto":
-        dtype = getattr(torch, wanted)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
-    return torch.float32 if device.type == "cpu" else (checkpoint or torch.bfloat16)
+        return wanted
+    return "float32" if device == "cpu" else (checkpoint or "bfloat16")
 
 
 def cores_given() -> int:
@@ -56,3 +59,7 @@ def available_memory() -> int:
     free = int(fields["MemAvailable"].split()[0]) * 1024
     left = cgroup.memory_left(_CGROUP)
     return free if left is None else min(free, left)
+
+
+def _has_gpu() -> bool:
+    return any(any(_DEVICES.glob(pattern)) for pattern in _GPU_DEVICES)

@@ -1,7 +1,7 @@
 """The C++ kernels as Python sees them: ctypes mirrors of csrc/api.cpp, and handles that free themselves.
 
-`attention.cpu`, `fused_decoder` and `native_sampler` call it. A call takes raw addresses of tensors and arrays and
-gives up the interpreter lock while it runs; whoever calls keeps what it points at alive.
+`attention.cpu`, `fused_decoder` and `native_sampler` call it. A call takes raw addresses of arrays and gives up the
+interpreter lock while it runs; whoever calls keeps what it points at alive.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from paceline_server.errors import OutOfMemory
+from paceline_server.model.formats import Numbers
 from paceline_server.model.native_build import best_instruction_set, find_or_build
 
 
@@ -193,18 +192,18 @@ class ThreadPool:
         self.handle = self.library.make("pool", threads)
 
 
-def source(tensor: Tensor | None) -> Source:
-    """A weight as the kernels read it; nothing where there is none. The tensor must outlive the use."""
-    if tensor is None:
+def source(numbers: Numbers | None) -> Source:
+    """A weight as the kernels read it; nothing where there is none. The array must outlive the use."""
+    if numbers is None:
         return Source(None, 0)
-    assert tensor.is_contiguous()
-    assert tensor.dtype in (torch.float32, torch.bfloat16)
-    return Source(tensor.data_ptr(), int(tensor.dtype == torch.bfloat16))
+    assert numbers.flags.c_contiguous
+    assert numbers.dtype in (np.float32, np.uint16)
+    return Source(numbers.ctypes.data, int(numbers.dtype == np.uint16))
 
 
-def address(array: NDArray[np.int64]) -> int:
+def address(array: NDArray[Any], dtype: type[np.generic] = np.int64) -> int:
     """Where a contiguous array's numbers are."""
     assert array.flags.c_contiguous
-    assert array.dtype == np.int64
+    assert array.dtype == dtype
     pointer: int = array.ctypes.data
     return pointer

@@ -6,14 +6,14 @@ noise is computed for those tokens only that could still win by it. Called by `f
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from torch import Tensor
+import math
 
-from paceline_server.model.native import ThreadPool
-from paceline_server.model.packing import SamplingBatch
+import numpy as np
+
+from paceline_server.model.formats import Floats
+from paceline_server.model.native import ThreadPool, address
+from paceline_server.model.packing import COLDEST, SamplingBatch
 from paceline_server.model.randomness import keys
-from paceline_server.model.sampler import COLDEST, ban
 
 _DRAW = np.dtype(
     [
@@ -25,21 +25,26 @@ _DRAW = np.dtype(
 """csrc/sampler.h."""
 
 
-def sample(pool: ThreadPool, logits: Tensor, settings: SamplingBatch) -> list[int]:
+def sample(pool: ThreadPool, logits: Floats, settings: SamplingBatch) -> list[int]:
     """Draw one token a row, each by one of the pool's threads.
 
     Args:
-        logits: [R, V] float32, contiguous, on the CPU; overwritten.
+        logits: [R, V], contiguous; overwritten.
         settings: of the R rows.
     """
-    ban(logits, settings)
+    logits[settings.banned] = -math.inf
     draws = np.empty(len(logits), dtype=_DRAW)
     draws["temperature"] = np.where(settings.temperature < COLDEST, 0.0, settings.temperature)
     draws["top_k"], draws["top_p"], draws["min_p"] = settings.top_k, settings.top_p, settings.min_p
     draws["first_key"], draws["second_key"] = keys(settings.seeds, settings.positions)
-    tokens = torch.empty(len(logits), dtype=torch.int64)
+    tokens = np.empty(len(logits), dtype=np.int64)
     pool.library.call(
-        "draw", pool.handle.address, logits.data_ptr(), *logits.shape, draws.ctypes.data, tokens.data_ptr()
+        "draw",
+        pool.handle.address,
+        address(logits, np.float32),
+        *logits.shape,
+        draws.ctypes.data,
+        address(tokens),
     )
     chosen: list[int] = tokens.tolist()
     return chosen

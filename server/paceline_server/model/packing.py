@@ -18,6 +18,9 @@ from paceline_server.engine.batch import SamplingParams, StepBatch
 
 Ints = NDArray[np.int64]
 
+COLDEST = 1e-5
+"""A temperature below this one is greedy: the quotient would overflow."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:

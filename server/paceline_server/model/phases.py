@@ -1,7 +1,7 @@
 """The phases of a start, and the one that needs no torch: finding the model, by download where it is missing.
 
-`engine.process` finds the model before it imports torch, so that a model that is not there is told at once; `startup`
-goes through the other phases.
+`engine.process` finds the model before it imports what loads it, so that a model that is not there is told at once;
+`startup` goes through the other phases.
 """
 
 from __future__ import annotations

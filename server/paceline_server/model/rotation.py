@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from paceline_server.model.formats import Floats, Numbers, widened
 
 _WIDEST = 1024
 """Largest factor of a rotation: a product with all of them costs n times their sum, not n times n."""
@@ -31,50 +32,49 @@ class Rotation:
     def __init__(self, size: int) -> None:
         self._factors = [_orthogonal(factor) for factor in _factors(size)]
 
-    def apply(self, rows: Tensor) -> Tensor:
-        """Rows [m, n] times Q, in float32."""
-        result, behind = rows.to(torch.float32), 1
+    def apply(self, rows: Floats) -> Floats:
+        """Rows [m, n] times Q."""
+        result, behind = rows, 1
         for factor in reversed(self._factors):
             parts = result.reshape(-1, len(factor), behind)
             result = parts[..., 0] @ factor if behind == 1 else factor.T @ parts
             behind *= len(factor)
-        return result.reshape(rows.shape)
+        turned: Floats = result.reshape(rows.shape)
+        return turned
 
-    def apply_left(self, columns: Tensor) -> Tensor:
+    def apply_left(self, columns: Floats) -> Floats:
         """Q transposed times columns [n, m] or [n]."""
-        if columns.dim() == 1:
-            return self.apply(columns[None])[0]
-        return self.apply(columns.T).T.contiguous()
+        if columns.ndim == 1:
+            return self.apply(columns[None]).reshape(columns.shape)
+        return np.ascontiguousarray(self.apply(np.ascontiguousarray(columns.T)).T)
 
 
-Weights = dict[str, Tensor | None]
+Weights = dict[str, Numbers]
 """A layer's tensors by the names of `native.LayerSource`."""
 
 
 def rotate_stream(weights: Weights, rotation: Rotation) -> None:
     """Make a layer read and write a residual stream that is rotated. Its norms precede attention and MLP."""
     for norm, readers in (("attention_norm", ("query", "key", "value")), ("mlp_norm", ("gate", "up"))):
-        factors = _present(weights, norm)
+        factors = widened(weights[norm])
         for name in readers:
-            weights[name] = rotation.apply(_present(weights, name) * factors)
-        weights[norm] = torch.ones_like(factors)
+            weights[name] = rotation.apply(widened(weights[name]) * factors)
+        weights[norm] = np.ones_like(factors)
     for name in ("output", "output_bias", "down", "down_bias"):
-        tensor = weights.get(name)
-        if tensor is not None:
-            weights[name] = rotation.apply_left(tensor)
+        if name in weights:
+            weights[name] = rotation.apply_left(widened(weights[name]))
 
 
 def rotate_values(weights: Weights, head_dim: int) -> None:
     """Rotate each head's values, and undo it in the output projection: attention only mixes rows of values."""
     rotation = Rotation(head_dim)
-    value, output = _present(weights, "value"), _present(weights, "output")
-    by_head = value.view(-1, head_dim, value.shape[1]).transpose(1, 2)  # [K, hidden, D]
-    turned = rotation.apply(by_head.reshape(-1, head_dim)).view(by_head.shape)
-    weights["value"] = turned.transpose(1, 2).reshape(value.shape).contiguous()
-    weights["output"] = rotation.apply(output.reshape(-1, head_dim)).view(output.shape)
-    bias = weights.get("value_bias")
-    if bias is not None:
-        weights["value_bias"] = rotation.apply(bias.view(-1, head_dim)).view(-1)
+    value, output = widened(weights["value"]), widened(weights["output"])
+    by_head = value.reshape(-1, head_dim, value.shape[1]).swapaxes(1, 2)  # [K, hidden, D]
+    turned = rotation.apply(by_head.reshape(-1, head_dim)).reshape(by_head.shape)
+    weights["value"] = turned.swapaxes(1, 2).reshape(value.shape)
+    weights["output"] = rotation.apply(output.reshape(-1, head_dim)).reshape(output.shape)
+    if "value_bias" in weights:
+        weights["value_bias"] = rotation.apply(widened(weights["value_bias"]).reshape(-1, head_dim)).reshape(-1)
 
 
 def hadamard_factor(size: int) -> int:
@@ -84,15 +84,9 @@ def hadamard_factor(size: int) -> int:
 
 def rotate_down_inputs(weights: Weights, factor: int) -> None:
     """Undo in the down projection what csrc/rows.h's `hadamard` does to its inputs."""
-    down = _present(weights, "down")
-    parts = down.view(len(down), factor, -1)
-    weights["down"] = torch.einsum("ofr,fg->ogr", parts, _orthogonal(factor)).reshape(down.shape).contiguous()
-
-
-def _present(weights: Weights, name: str) -> Tensor:
-    tensor = weights[name]
-    assert tensor is not None, f"every layer has {name}"
-    return tensor.to(torch.float32)
+    down = widened(weights["down"])
+    parts = down.reshape(len(down), factor, -1)
+    weights["down"] = (_orthogonal(factor).T @ parts).reshape(down.shape)
 
 
 def _factors(size: int) -> list[int]:
@@ -110,14 +104,14 @@ def _factors(size: int) -> list[int]:
     return factors
 
 
-def _orthogonal(size: int) -> Tensor:
+def _orthogonal(size: int) -> Floats:
     """[n, n] whose elements are all of about the same size: Hadamard's matrix, or the cosines of a DCT."""
     if size & (size - 1) == 0:
-        matrix = torch.ones(1, 1, dtype=torch.float64)
+        matrix = np.ones((1, 1))
         while len(matrix) < size:
-            matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-        return (matrix / math.sqrt(size)).to(torch.float32)
-    index = torch.arange(size, dtype=torch.float64)
-    matrix = torch.cos((2 * index[:, None] + 1) * index[None, :] * (math.pi / (2 * size))) * math.sqrt(2 / size)
+            matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+        return (matrix / math.sqrt(size)).astype(np.float32)
+    index = np.arange(size, dtype=np.float64)
+    matrix = np.cos((2 * index[:, None] + 1) * index[None, :] * (math.pi / (2 * size))) * math.sqrt(2 / size)
     matrix[:, 0] = 1 / math.sqrt(size)
-    return matrix.to(torch.float32)
+    return matrix.astype(np.float32)

@@ -5,22 +5,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import isfinite
 from statistics import median
 from time import perf_counter
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import Any, Protocol
 
 from paceline_server.engine.batch import BlockCopy, CopyKind, SamplingParams, SequenceSlice, StepBatch
 from paceline_server.errors import EngineFailed
-from paceline_server.model.attention.interface import PagedAttention
 from paceline_server.model.cache import BlockStorage
-from paceline_server.model.loader import CausalModel
 from paceline_server.model.packing import PackedBatch, SamplingBatch, pack, pack_sampling
-from paceline_server.model.sampler import sample
 
 _TIMED_COPIES = 9
+
+Logits = Any
+"""[R, vocabulary] float32, an array of numpy or a tensor of torch: whatever the model computes with."""
 
 
 class StepModel(Protocol):
@@ -31,44 +30,18 @@ class StepModel(Protocol):
         """The cache's blocks."""
         ...
 
-    def logits(self, batch: PackedBatch) -> Tensor:
+    @property
+    def on_idle(self) -> Callable[[], None] | None:
+        """What it would do when there is nothing else to do, if anything."""
+        ...
+
+    def logits(self, batch: PackedBatch) -> Logits:
         """Write the KV of all T tokens; [R, vocabulary] float32 logits of the R rows that are sampled."""
         ...
 
-    def sample(self, logits: Tensor, settings: SamplingBatch) -> list[int]:
+    def sample(self, logits: Logits, settings: SamplingBatch) -> list[int]:
         """Draw one token a row of `logits`, which may be overwritten. See `sampler`."""
         ...
-
-
-class TransformersModel:
-    """A model as transformers runs it, layer by layer. See `StepModel`.
-
-    Args:
-        model: loaded, with `attention` attached to its layers.
-        attention: over the KV cache.
-        storage: that cache's blocks.
-        device: where all are.
-    """
-
-    def __init__(
-        self, model: CausalModel, attention: PagedAttention, storage: BlockStorage, device: torch.device
-    ) -> None:
-        self.storage = storage
-        self._model = model
-        self._attention = attention
-        self._device = device
-
-    def logits(self, batch: PackedBatch) -> Tensor:
-        """Run the decoder over all rows, and the head over those that are sampled."""
-        self._attention.plan(batch)
-        hidden = self._model.hidden_states(
-            torch.from_numpy(batch.token_ids).to(self._device), torch.from_numpy(batch.positions).to(self._device)
-        )
-        return self._model.logits(hidden[torch.from_numpy(batch.logits_rows).to(self._device)])
-
-    def sample(self, logits: Tensor, settings: SamplingBatch) -> list[int]:
-        """Draw the tokens on the device."""
-        return sample(logits, settings)
 
 
 class ModelRunner:
@@ -83,7 +56,6 @@ class ModelRunner:
         self.model = model
         self._block_size = block_size
 
-    @torch.inference_mode()
     def execute(self, batch: StepBatch) -> list[int | None]:
         """Move blocks, write the KV of every token of the batch, and draw a token for each slice that is sampled."""
         self.model.storage.move(batch.copies)
@@ -94,8 +66,7 @@ class ModelRunner:
             answer[row] = token
         return answer
 
-    @torch.inference_mode()
-    def logits(self, batch: StepBatch) -> Tensor:
+    def logits(self, batch: StepBatch) -> Logits:
         """Like `execute`, but the logits [R, vocabulary] of the R sampled slices, in float32."""
         return self.model.logits(pack(batch, self._block_size))
 
@@ -106,14 +77,13 @@ class ModelRunner:
             EngineFailed: a logit is not finite.
         """
         logits = self.logits(batch)
-        if not bool(torch.isfinite(logits).all()):
+        if not (isfinite(logits.min()) and isfinite(logits.max())):
             raise EngineFailed(
                 "the warm-up pass gave logits that are not finite: the weights are damaged, "
                 "or engine.dtype cannot hold the model's values (bfloat16 and float32 have the range)"
             )
         self.model.sample(logits, pack_sampling(batch))
 
-    @torch.inference_mode()
     def copy_seconds(self) -> float:
         """Time to copy one block to host memory or back, as measured now; 0 where there are no slots."""
         storage = self.model.storage
@@ -124,8 +94,6 @@ class ModelRunner:
         for _ in range(_TIMED_COPIES):
             begin = perf_counter()
             storage.move(there_and_back)
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
             times.append((perf_counter() - begin) / len(there_and_back))
         return median(times)
 

@@ -4,7 +4,7 @@
 
 Greedy rows take an argmax, and so do the others, of their logits plus Gumbel noise: that is a draw from the softmax
 (Maddison, Tarlow, Minka, "A* sampling", 2014). The noise is a function of the row's seed and position and of the token
-id (`randomness`), so a token does not depend on what shares its batch, and logits that the batch's shape moves in their
+id (`noise`), so a token does not depend on what shares its batch, and logits that the batch's shape moves in their
 last bits change it only where two tokens nearly tie. (Inverting the distribution function at one number would not do:
 there every small change moves all boundaries behind it.) Top-k, top-p and min-p become one threshold a row, found from
 the largest logits only: nothing is sorted where none of them is set, and the whole vocabulary only where the nucleus is
@@ -23,14 +23,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline_server.model.packing import SamplingBatch
-from paceline_server.model.randomness import gumbels
+from paceline_server.model.noise import gumbels
+from paceline_server.model.packing import COLDEST, SamplingBatch
 
 _FIRST_CANDIDATES = 256
 """How many of the largest logits are looked at first for top-p; eight times as many in every further try."""
-
-COLDEST = 1e-5
-"""A temperature below this one is greedy: the quotient would overflow."""
 
 
 def sample(logits: Tensor, settings: SamplingBatch) -> list[int]:
@@ -40,7 +37,9 @@ def sample(logits: Tensor, settings: SamplingBatch) -> list[int]:
         logits: [R, V] float32; overwritten.
         settings: of the R rows.
     """
-    ban(logits, settings)
+    rows, tokens = settings.banned
+    if len(rows):
+        logits[torch.from_numpy(rows), torch.from_numpy(tokens)] = -math.inf
     random = np.flatnonzero(settings.temperature >= COLDEST)
     if len(random) == 0:
         return _as_ints(logits.argmax(dim=-1))
@@ -50,13 +49,6 @@ def sample(logits: Tensor, settings: SamplingBatch) -> list[int]:
     index = torch.from_numpy(random).to(logits.device)
     chosen[index] = _draw(logits[index], settings, random)
     return _as_ints(chosen)
-
-
-def ban(logits: Tensor, settings: SamplingBatch) -> None:
-    """Make impossible what must not be drawn: [R, V], in place."""
-    rows, tokens = settings.banned
-    if len(rows):
-        logits[torch.from_numpy(rows), torch.from_numpy(tokens)] = -math.inf
 
 
 def _draw(logits: Tensor, settings: SamplingBatch, rows: NDArray[np.int64]) -> Tensor:

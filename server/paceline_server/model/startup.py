@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from paceline_server.config import BatchingConfig, KVCacheConfig, ServerConfig
 from paceline_server.engine.interface import ModelInfo
 from paceline_server.engine.loop import Loaded
 from paceline_server.engine.offload import BlockFiles
 from paceline_server.errors import OutOfMemory
-from paceline_server.model.backend import Backend, CpuBackend, TransformersBackend, choose_backend, triton_attention
+from paceline_server.model.backend import Backend, CpuBackend, choose_backend
 from paceline_server.model.block_files import BlockFolder
 from paceline_server.model.cache import (
     GIB,
@@ -22,10 +21,10 @@ from paceline_server.model.cache import (
     blocks_for_gpu,
     host_bytes_for,
 )
-from paceline_server.model.graphed_model import GraphedModel
+from paceline_server.model.config_file import complete, eos_token_ids
+from paceline_server.model.fused_layers import head_size, kv_heads
 from paceline_server.model.identity import kv_identity
-from paceline_server.model.loader import CausalModel, eos_token_ids, load_model, read_config
-from paceline_server.model.machine import available_memory, choose_device, choose_dtype, cores_given
+from paceline_server.model.machine import available_memory, choose_device, choose_dtype
 from paceline_server.model.phases import OnPhase, find_model, phase
 from paceline_server.model.runner import ModelRunner, largest_batches
 from paceline_server.model.support import context_length
@@ -45,18 +44,20 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
         StartupError: see the subclasses; every one names what to do.
     """
     device = choose_device(config.engine.device)
-    if device.type == "cpu":
-        torch.set_num_threads(config.engine.threads or cores_given())
     folder = find_model(config.engine.model_path, on_phase)
     with phase("load_weights", on_phase):
-        model_config = read_config(folder)
-        longest = context_length(model_config.to_dict(), config.engine.max_model_len)
-        dtype = choose_dtype(config.engine.dtype, model_config.dtype, device)
+        model_config = complete(folder)
+        longest = context_length(model_config, config.engine.max_model_len)
+        dtype = choose_dtype(config.engine.dtype, model_config["dtype"], device)
         int8_cache = config.kv_cache.dtype == "int8"
         backend_name = choose_backend(config.engine, model_config, dtype, device, int8_cache=int8_cache)
-        model = load_model(folder, model_config, dtype, device, available_memory() - _STEP_BYTES)
-        backend = _backend(backend_name, model, device, longest, config)
-        del model
+        available = available_memory() - _STEP_BYTES
+        if backend_name == "cpu":
+            backend: Backend = CpuBackend.load(folder, model_config, dtype, available, config)
+        else:
+            from paceline_server.model import transformers_backend  # noqa: PLC0415 (it brings transformers and torch)
+
+            backend = transformers_backend.load(folder, backend_name, dtype, device, available, longest, config)
     setup = _Setup(backend, _geometry(model_config, config.kv_cache, dtype), device, longest, config.batching)
     with phase("allocate_kv_cache", on_phase):
         num_blocks = setup.count_blocks(config.kv_cache)
@@ -65,17 +66,17 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
     with phase("warmup", on_phase):
         setup.warm_up(runner, num_blocks)
         copy_seconds = runner.copy_seconds()
-    dtype_name, kv_dtype = (str(one).removeprefix("torch.") for one in (dtype, setup.geometry.dtype))
-    identity = memory.identity(folder, (dtype_name, backend_name, config.engine.quantization, kv_dtype))
+    kv_dtype = setup.geometry.dtype
+    identity = memory.identity(folder, (dtype, backend_name, config.engine.quantization, kv_dtype))
     info = ModelInfo(
         folder=str(folder),
         max_model_len=longest,
-        vocab_size=int(model_config.vocab_size),
+        vocab_size=int(model_config["vocab_size"]),
         eos_token_ids=eos_token_ids(folder, model_config),
         num_blocks=num_blocks,
         block_size=config.kv_cache.block_size_tokens,
-        dtype=dtype_name,
-        device=device.type,
+        dtype=dtype,
+        device=device,
         attention_backend=backend_name,
         block_bytes=runner.model.storage.block_bytes,
         swap_slots=memory.swap_slots,
@@ -86,8 +87,7 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
         deterministic=backend_name == "cpu",
         kv_dtype=kv_dtype,
     )
-    on_idle = runner.model.capture_wanted if isinstance(runner.model, GraphedModel) else None
-    return Loaded(runner, info, memory.files(identity), on_idle)
+    return Loaded(runner, info, memory.files(identity), runner.model.on_idle)
 
 
 class _HostMemory:
@@ -122,7 +122,7 @@ class _Setup:
         self,
         backend: Backend,
         geometry: KVGeometry,
-        device: torch.device,
+        device: str,
         longest: int,
         batching: BatchingConfig,
     ) -> None:
@@ -139,15 +139,19 @@ class _Setup:
         Raises:
             OutOfMemory: not even one.
         """
-        if self._device.type == "cpu":
+        if self._device == "cpu":
             return blocks_for_cpu(self._block_bytes, config.cpu_memory_gb, available_memory() - _STEP_BYTES)
-        activations = self._measure_step()
-        free, total = torch.cuda.mem_get_info(self._device)
+        from paceline_server.model import gpu  # noqa: PLC0415 (it brings torch)
+
+        activations = gpu.peak_of(self._trial())
+        self._backend.release_cache()
+        gpu.give_back()
+        total, used = gpu.total_and_used()
         return blocks_for_gpu(
             self._block_bytes,
             config.gpu_memory_fraction,
             total=total,
-            used=total - free,
+            used=used,
             activations=activations,
             graphs=self._backend.reserved_bytes,
         )
@@ -163,7 +167,7 @@ class _Setup:
         """
         host_bytes = 0
         if config is not None:
-            beside = num_blocks * self._block_bytes if self._device.type == "cpu" else 0
+            beside = num_blocks * self._block_bytes if self._device == "cpu" else 0
             available = available_memory() - _STEP_BYTES - beside
             host_bytes = host_bytes_for(config.swap_space_gb, config.offload.host_memory_gb, available)
         model = self._backend.on_cache(self.geometry, num_blocks, host_bytes)
@@ -183,38 +187,21 @@ class _Setup:
                 self._batching.max_batch_size, self._batching.max_tokens_in_batch, longest, size
             ):
                 runner.warm_up(batch)
-        except torch.OutOfMemoryError as error:
+        except self._backend.out_of_memory as error:
             raise OutOfMemory(f"a step of the largest size does not fit beside the KV cache: {error}") from None
 
-    def _measure_step(self) -> int:
-        """Bytes of GPU memory that the largest steps need beside weights and KV cache."""
+    def _trial(self) -> Callable[[], None]:
+        """A run of the largest steps on a cache of its own, which is allocated now and goes with the run."""
         blocks = -(-self._batching.max_tokens_in_batch // self.geometry.block_size)
         runner = self.runner(blocks)
-        before = torch.cuda.memory_allocated(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
-        self.warm_up(runner, blocks)
-        needed = torch.cuda.max_memory_allocated(self._device) - before
-        self._backend.release_cache()
-        del runner
-        torch.cuda.empty_cache()
-        return needed
+        return lambda: self.warm_up(runner, blocks)
 
 
-def _backend(name: str, model: CausalModel, device: torch.device, longest: int, config: ServerConfig) -> Backend:
-    if name == "cpu":
-        threads = config.engine.threads or cores_given()
-        return CpuBackend(model, threads, int8=config.engine.quantization == "int8")
-    if name == "triton":
-        return TransformersBackend(model, device, triton_attention(longest), config.batching.max_batch_size)
-    return TransformersBackend(model, device)
-
-
-def _geometry(config: Any, cache: KVCacheConfig, dtype: torch.dtype) -> KVGeometry:
-    heads = int(config.num_attention_heads)
+def _geometry(config: Mapping[str, Any], cache: KVCacheConfig, dtype: str) -> KVGeometry:
     return KVGeometry(
-        layers=int(config.num_hidden_layers),
-        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        layers=int(config["num_hidden_layers"]),
+        kv_heads=kv_heads(config),
+        head_dim=head_size(config),
         block_size=cache.block_size_tokens,
-        dtype=torch.int8 if cache.dtype == "int8" else dtype,
+        dtype="int8" if cache.dtype == "int8" else dtype,
     )

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from paceline_server.config import ServerConfig, parse
+from paceline_server.model import native
+from paceline_server.model.attention.cpu import CpuAttention
+from paceline_server.model.attention.interface import ScoreRule
 from paceline_server.model.graphs import Captured
 
 _SIZES: dict[str, Any] = {
@@ -94,6 +98,21 @@ def tiny_config(folder: Path, **groups: dict[str, Any]) -> ServerConfig:
         "kv_cache": {"block_size_tokens": 4, "cpu_memory_gb": 1 / 256},
     }
     return parse({group: keys | groups.get(group, {}) for group, keys in defaults.items()})
+
+
+class TorchCpuAttention(CpuAttention):
+    """The kernels' attention by itself, for a model whose layers run in torch. Implements `PagedAttention`."""
+
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -> Tensor:
+        """Write, then attend; in float32, whatever the cache holds."""
+        library, cache, heads = self._pool.library, self.handle.address, query.shape[1]
+        library.call("attention_plan", cache, self.step, heads)
+        queries, keys, values = (tensor.to(torch.float32).contiguous() for tensor in (query, key, value))
+        output = torch.empty_like(queries)
+        library.call("attention_write", cache, self.step, layer, keys.data_ptr(), values.data_ptr())
+        native_rule = native.ScoreRule(rule.scale, rule.softcap or 0.0, rule.window or 0)
+        library.call("attention_forward", cache, layer, queries.data_ptr(), heads, native_rule, output.data_ptr())
+        return output.to(query.dtype)
 
 
 class FakeGraphDevice:

@@ -1,28 +1,24 @@
 """Paged attention on a CPU by the C++ kernels, which own the cache's layout.
 
-`fused_decoder` uses the cache and the plan, and attends without coming back to Python; `forward` is for a model whose
-layers run in torch.
+`fused_decoder` uses the cache and the plan, and attends without coming back to Python.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from paceline_server.engine.batch import BlockCopy, CopyKind
-from paceline_server.model import native
-from paceline_server.model.attention.interface import ScoreRule
 from paceline_server.model.cache import KVGeometry
 from paceline_server.model.native import CacheShape, StepShape, ThreadPool, address
 from paceline_server.model.packing import PackedBatch
 
-_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2}
 
 
 class CpuAttention:
-    """See `interface.PagedAttention` and `cache.BlockStorage`.
+    """Implements `cache.BlockStorage`, and plans a step.
 
     Args:
         geometry: of the cache, float32, bfloat16 or int8.
@@ -46,14 +42,14 @@ class CpuAttention:
         )
         self.handle = pool.library.make("attention", pool.handle.address, shape)
         self.block_bytes = int(pool.library.call("attention_block_bytes", self.handle.address))
-        self.host = torch.zeros(host_bytes // self.block_bytes, self.block_bytes, dtype=torch.uint8)
+        self.host = np.empty((host_bytes // self.block_bytes, self.block_bytes), dtype=np.uint8)
+        self.host.fill(0)  # claims the memory now, when its lack is a refusal with a name
         self.step = StepShape()
         self._batch: PackedBatch | None = None  # keeps alive what `step` points at
-        self._planned_heads = 0
 
     def move(self, copies: Iterable[BlockCopy]) -> None:
         """Copy blocks, one after the other."""
-        library, cache, slots = self._pool.library, self.handle.address, self.host.data_ptr()
+        library, cache, slots = self._pool.library, self.handle.address, self.host.ctypes.data
         for copy in copies:
             if copy.kind is CopyKind.WITHIN:
                 library.call("attention_copy_block", cache, copy.source, copy.target)
@@ -63,9 +59,8 @@ class CpuAttention:
                 library.call("attention_load_block", cache, slots + copy.source * self.block_bytes, copy.target)
 
     def plan(self, batch: PackedBatch) -> None:
-        """Take note of the step; its tasks depend on the number of heads, which `forward` knows."""
+        """Take note of the step."""
         self._batch = batch
-        self._planned_heads = 0
         self.step = StepShape(
             tokens=batch.num_tokens,
             sequences=len(batch.kv_lengths),
@@ -76,20 +71,3 @@ class CpuAttention:
             deterministic=address(batch.deterministic),
             block_table=address(batch.block_table),
         )
-
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -> Tensor:
-        """Write, then attend; in float32, whatever the cache holds."""
-        library, heads = self._pool.library, query.shape[1]
-        if self._planned_heads != heads:
-            library.call("attention_plan", self.handle.address, self.step, heads)
-            self._planned_heads = heads
-        floats = [tensor.to(torch.float32).contiguous() for tensor in (query, key, value)]
-        output = torch.empty_like(floats[0])
-        library.call(
-            "attention_write", self.handle.address, self.step, layer, floats[1].data_ptr(), floats[2].data_ptr()
-        )
-        native_rule = native.ScoreRule(rule.scale, rule.softcap or 0.0, rule.window or 0)
-        library.call(
-            "attention_forward", self.handle.address, layer, floats[0].data_ptr(), heads, native_rule, output.data_ptr()
-        )
-        return output.to(query.dtype)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from paceline_server.model.attention.interface import ScoreRule
-from paceline_server.model.cache import KVCache
 from paceline_server.model.packing import Ints, PackedBatch
+from paceline_server.model.tensor_cache import KVCache
 
 _LENGTH_RATIO = 1.5
 """Rows share a group while the longest has at most so many times the KV of the shortest: padding costs memory traffic,

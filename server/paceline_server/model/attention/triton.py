@@ -25,8 +25,8 @@ from torch import Tensor
 
 from paceline_server.model.attention import tasks, triton_kernels
 from paceline_server.model.attention.interface import ScoreRule
-from paceline_server.model.cache import KVCache
 from paceline_server.model.packing import PackedBatch
+from paceline_server.model.tensor_cache import KVCache
 
 _DECODE_ROWS = 16
 _PREFILL_ROWS = 64

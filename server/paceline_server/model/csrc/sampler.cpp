@@ -127,7 +127,7 @@ class Row {
   std::vector<double> masses_;
 };
 
-// randomness.py: two rounds of xor-shift and multiply in words of 31 bits.
+// noise.py: two rounds of xor-shift and multiply in words of 31 bits.
 constexpr uint32_t kWord = 0x7fffffffu, kFirst = 0x7feb352du, kSecond = 0x046ca68bu;
 
 template <class Value>
