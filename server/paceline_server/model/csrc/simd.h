@@ -115,6 +115,10 @@ inline float sum_of(Floats x) {
 inline float maximum_of(Floats x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)x);
+#elif defined(__AVX2__)
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 #else
   float highest = x[0];
   for (int lane = 1; lane < kLanes; ++lane) highest = x[lane] > highest ? x[lane] : highest;
@@ -125,6 +129,8 @@ inline float maximum_of(Floats x) {
 inline bool any_above(Floats x, float limit) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)x, _mm256_set1_ps(limit), _CMP_GT_OQ)) != 0;
 #else
   return maximum_of(x) > limit;
 #endif
