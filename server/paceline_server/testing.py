@@ -21,17 +21,15 @@ from paceline_server.config import ServerConfig, parse
 from paceline_server.engine.interface import (
     EmbeddingOutput,
     EmbeddingRequest,
-    EngineStats,
-    EngineStatus,
     FinishReason,
     GenerationRequest,
     HotPrefix,
     ModelInfo,
     PrefixList,
-    StartupPhase,
     Task,
     TokenOutput,
 )
+from paceline_server.engine.status import EngineStats, EngineStatus, StartupPhase
 from paceline_server.errors import DeadlineExceeded, EngineUnavailable
 from paceline_server.gateway.app import create_app
 from paceline_server.gateway.state import GATEWAY, Gateway

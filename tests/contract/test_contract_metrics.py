@@ -5,7 +5,7 @@ from pathlib import Path
 import prometheus_client.parser
 
 from paceline_operator.adapter.scrape import parse_sample
-from paceline_server.engine.interface import EngineStats
+from paceline_server.engine.status import EngineStats
 from paceline_server.gateway.metrics import GatewayMetrics
 from paceline_server.testing import FakeEngine
 

@@ -12,7 +12,8 @@ import pytest
 
 from paceline_server.config import parse
 from paceline_server.engine.client import EngineClient
-from paceline_server.engine.interface import FinishReason, GenerationRequest, StartupPhase
+from paceline_server.engine.interface import FinishReason, GenerationRequest
+from paceline_server.engine.status import StartupPhase
 from paceline_server.engine.testing import expected_tokens, model_info
 from paceline_server.engine.wire import Ready
 from paceline_server.errors import (
@@ -29,7 +30,7 @@ from paceline_server.simulator.trace import read
 
 LOOP = """
 import os, socket, sys, time
-from paceline_server.engine.interface import StartupPhase
+from paceline_server.engine.status import StartupPhase
 from paceline_server.engine.loop import Loaded, Wire, run
 from paceline_server.engine.testing import FakeRunner, model_info
 from paceline_server.errors import ModelNotFound

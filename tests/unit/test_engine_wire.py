@@ -10,14 +10,13 @@ from paceline_server.engine.batch import SamplingParams
 from paceline_server.engine.interface import (
     EmbeddingOutput,
     EmbeddingRequest,
-    EngineStats,
     FinishReason,
     GenerationRequest,
-    StartupPhase,
     Task,
     Tier,
     TokenOutput,
 )
+from paceline_server.engine.status import EngineStats, StartupPhase
 from paceline_server.engine.testing import model_info
 from paceline_server.engine.wire import (
     Abort,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from paceline_server.config import BackpressureConfig
-from paceline_server.engine.interface import EngineStats
+from paceline_server.engine.status import EngineStats
 from paceline_server.errors import Overloaded
 from paceline_server.gateway.backpressure import Backpressure, Ticket
 

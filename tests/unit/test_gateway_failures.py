@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline_server.engine.interface import EngineStats
+from paceline_server.engine.status import EngineStats
 from paceline_server.errors import EngineLost
 from paceline_server.gateway import stream
 from paceline_server.testing import FakeEngine, Served, served, write_model

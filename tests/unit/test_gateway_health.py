@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline_server.engine.interface import EngineStats, EngineStatus, StartupPhase
+from paceline_server.engine.status import EngineStats, EngineStatus, StartupPhase
 from paceline_server.gateway.stall import HUNG_SECONDS, stall_limit
 from paceline_server.testing import FakeEngine, served, server_config, write_model
 

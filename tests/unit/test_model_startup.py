@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from paceline_server.config import BatchingConfig, KVCacheConfig
 from paceline_server.engine.batch import SamplingParams, SequenceSlice, StepBatch
-from paceline_server.engine.interface import StartupPhase
+from paceline_server.engine.status import StartupPhase
 from paceline_server.errors import (
     EngineFailed,
     InvalidConfiguration,

@@ -229,7 +229,7 @@ class ServerConfig(Group):
         if self.scheduling.admission == "target" and self.batching.kind != "continuous":
             raise ValueError(
                 f"scheduling.admission: target needs batching.batcher: continuous, not {self.batching.kind}: "
-                "nothing is forecast for batches by request"
+                "nothing is forecast for batches by request; take timeout or none"
             )
         return self
 

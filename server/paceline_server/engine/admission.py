@@ -74,11 +74,11 @@ class Admission:
             return None
         waited = now - sequence.arrival
         for limit, margin in self._limits(sequence):
-            late = waited + predicted * margin - limit
-            if late > 0.0:
+            latest = waited + predicted * margin
+            if latest > limit:
                 return Refusal(
-                    f"the first token is expected after {waited + predicted:.2f} s and wanted within {limit:.2f} s",
-                    min(late, _MAX_RETRY_SECONDS),
+                    f"the first token may come as late as after {latest:.2f} s and is wanted within {limit:.2f} s",
+                    min(latest - limit, _MAX_RETRY_SECONDS),
                 )
         self._predicted[sequence.request_id], self._submitted[sequence.request_id] = predicted, now
         return None

@@ -22,14 +22,12 @@ from paceline_server.config import EngineConfig, ServerConfig
 from paceline_server.engine.interface import (
     EmbeddingOutput,
     EmbeddingRequest,
-    EngineStats,
-    EngineStatus,
     GenerationRequest,
     ModelInfo,
     PrefixList,
-    StartupPhase,
     TokenOutput,
 )
+from paceline_server.engine.status import EngineStats, EngineStatus, StartupPhase
 from paceline_server.engine.streams import Items, Streams, embedding, prefix_list, refusal, tokens
 from paceline_server.engine.wire import (
     Abort,

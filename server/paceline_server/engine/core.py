@@ -17,15 +17,7 @@ from paceline_server.engine.batchers import Batching, delay_window, make_schedul
 from paceline_server.engine.blocks import root_hash
 from paceline_server.engine.forecast import Forecast
 from paceline_server.engine.hot_prefixes import HotPrefixes
-from paceline_server.engine.interface import (
-    EngineStats,
-    GenerationRequest,
-    HotPrefix,
-    ModelInfo,
-    PrefixList,
-    Tier,
-    TokenOutput,
-)
+from paceline_server.engine.interface import GenerationRequest, HotPrefix, ModelInfo, PrefixList, Tier, TokenOutput
 from paceline_server.engine.memory import make_tables
 from paceline_server.engine.offload import BlockFiles, FileTraffic
 from paceline_server.engine.pacing import Pacer
@@ -33,6 +25,7 @@ from paceline_server.engine.policies import tpot_targets, ttft_targets, waiting_
 from paceline_server.engine.samples import SampleGroups, split
 from paceline_server.engine.scheduler import Scheduled, SchedulerLimits
 from paceline_server.engine.sequence import Sequence
+from paceline_server.engine.status import EngineStats
 from paceline_server.engine.steptime import StepShape, StepTimeModel
 
 _DISK_POLL_SECONDS = 0.002

@@ -16,8 +16,9 @@ from paceline_server.engine.batch import Encoder
 from paceline_server.engine.dynamic import pop_batch
 from paceline_server.engine.fair_line import FairLine
 from paceline_server.engine.heap import LazyHeap
-from paceline_server.engine.interface import EmbeddingOutput, EmbeddingRequest, EngineStats, ModelInfo
+from paceline_server.engine.interface import EmbeddingOutput, EmbeddingRequest, ModelInfo
 from paceline_server.engine.scheduler import SchedulerLimits
+from paceline_server.engine.status import EngineStats
 from paceline_server.engine.window import DelayWindow
 
 

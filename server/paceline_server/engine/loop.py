@@ -21,10 +21,11 @@ from paceline_server.engine.batchers import Batcher, Batching, delay_window
 from paceline_server.engine.core import EngineCore
 from paceline_server.engine.embedder import EmbeddingCore
 from paceline_server.engine.handover import take_over
-from paceline_server.engine.interface import ModelInfo, PrefixList, StartupPhase
+from paceline_server.engine.interface import ModelInfo, PrefixList
 from paceline_server.engine.offload import BlockFiles
 from paceline_server.engine.recorder import TraceRecorder
 from paceline_server.engine.scheduler import SchedulerLimits
+from paceline_server.engine.status import StartupPhase
 from paceline_server.engine.wire import (
     Abort,
     AskPrefixes,

@@ -97,18 +97,10 @@ class WaitingLine(Protocol):
         ...
 
 
-class OrderedLine:
-    """One order for all: smallest key first, then in order of arrival; preempted sequences first of all.
+class Arrivals:
+    """All that wait, whatever their order: what every line knows of them."""
 
-    Args:
-        key: of a sequence, in seconds; it must not change while the sequence waits. A key that grows with the arrival
-            without bound starves nobody.
-    """
-
-    def __init__(self, key: Callable[[Sequence], float]) -> None:
-        self._key = key
-        self._line: LazyHeap[float, Sequence] = LazyHeap()
-        self._resumed: LazyHeap[float, Sequence] = LazyHeap()
+    def __init__(self) -> None:
         self._by_arrival: LazyHeap[float, Sequence] = LazyHeap()
         self._tokens = 0
 
@@ -129,6 +121,32 @@ class OrderedLine:
         first = self._by_arrival.first()
         return None if first is None else first[0]
 
+    def _note_entry(self, sequence: Sequence) -> None:
+        self._by_arrival.push(sequence.request_id, sequence.arrival, sequence, sequence.number)
+        self._tokens += sequence.num_tokens
+
+    def _note_exit(self, request_id: str) -> Sequence | None:
+        """The sequence, which has yet to leave the line's own order; None where it does not wait."""
+        sequence = self._by_arrival.remove(request_id)
+        if sequence is not None:
+            self._tokens -= sequence.num_tokens
+        return sequence
+
+
+class OrderedLine(Arrivals):
+    """One order for all: smallest key first, then in order of arrival; preempted sequences first of all.
+
+    Args:
+        key: of a sequence, in seconds; it must not change while the sequence waits. A key that grows with the arrival
+            without bound starves nobody.
+    """
+
+    def __init__(self, key: Callable[[Sequence], float]) -> None:
+        super().__init__()
+        self._key = key
+        self._line: LazyHeap[float, Sequence] = LazyHeap()
+        self._resumed: LazyHeap[float, Sequence] = LazyHeap()
+
     def push(self, sequence: Sequence, now: float) -> None:
         """Add a new sequence."""
         self.put_back(sequence, now)
@@ -137,8 +155,7 @@ class OrderedLine:
         """Return a sequence that was taken."""
         line, key = (self._resumed, 0.0) if sequence.preemptions else (self._line, self._key(sequence))
         line.push(sequence.request_id, key, sequence, sequence.number)
-        self._by_arrival.push(sequence.request_id, sequence.arrival, sequence, sequence.number)
-        self._tokens += sequence.num_tokens
+        self._note_entry(sequence)
 
     def take(self, now: float, *, scarce: bool = False) -> Sequence | None:
         """Take out the first sequence, or None."""
@@ -151,10 +168,9 @@ class OrderedLine:
 
     def remove(self, request_id: str) -> Sequence | None:
         """Take a sequence out, wherever it stands."""
-        sequence = self._by_arrival.remove(request_id)
+        sequence = self._note_exit(request_id)
         if sequence is not None:
             (self._resumed if sequence.preemptions else self._line).remove(request_id)
-            self._tokens -= sequence.num_tokens
         return sequence
 
     def charge(self, sequence: Sequence, cost: float) -> None:

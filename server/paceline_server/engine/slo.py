@@ -17,20 +17,20 @@ overdue gets each fourth turn, whatever its tier.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from paceline_server.engine.fairness import CREDIT, QUANTUM, Slots, TokenCounters
 from paceline_server.engine.heap import LazyHeap
 from paceline_server.engine.interface import Tier
 from paceline_server.engine.preference import CachedTokens, prefer_cached
-from paceline_server.engine.queue import Backlog
+from paceline_server.engine.queue import Arrivals, Backlog
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.tenant_line import HEAD_STARTS, RANKS, TIERS, TenantLine
 
 _PRESSING = 0.75  # share of the time to its first token after which somebody should make room for a request
 
 
-class SloLine:
+class SloLine(Arrivals):
     """Implements `WaitingLine`.
 
     Args:
@@ -40,6 +40,7 @@ class SloLine:
     """
 
     def __init__(self, ttft_targets: Mapping[Tier, float], promote_after: float, cached_tokens: CachedTokens) -> None:
+        super().__init__()
         self._ttft_targets = ttft_targets
         self._promote_after = promote_after
         self._cached_tokens = cached_tokens
@@ -49,25 +50,6 @@ class SloLine:
         self._resumed: LazyHeap[float, Sequence] = LazyHeap()
         self._lines: dict[str, TenantLine] = {}
         self._turns: LazyHeap[tuple[int, float], str] = LazyHeap()  # tenants by whose turn it is
-        self._by_arrival: LazyHeap[float, Sequence] = LazyHeap()
-        self._tokens = 0
-
-    def __len__(self) -> int:
-        return len(self._by_arrival)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._by_arrival)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all waiting sequences that have to be computed."""
-        return self._tokens
-
-    @property
-    def oldest_arrival(self) -> float | None:
-        """When the sequence arrived that has waited longest."""
-        first = self._by_arrival.first()
-        return None if first is None else first[0]
 
     def push(self, sequence: Sequence, now: float) -> None:
         """Add a new sequence; a tenant of which nothing waited is lifted to those that wait."""
@@ -84,8 +66,7 @@ class SloLine:
         self._enter(sequence, now)
 
     def _enter(self, sequence: Sequence, now: float) -> None:
-        self._by_arrival.push(sequence.request_id, sequence.arrival, sequence, sequence.number)
-        self._tokens += sequence.num_tokens
+        self._note_entry(sequence)
         if sequence.preemptions:
             self._resumed.push(sequence.request_id, 0.0, sequence, sequence.number)
         else:
@@ -121,11 +102,9 @@ class SloLine:
 
     def remove(self, request_id: str) -> Sequence | None:
         """Take a sequence out, wherever it stands."""
-        sequence = self._by_arrival.remove(request_id)
-        if sequence is not None:
-            self._tokens -= sequence.num_tokens
-            if self._resumed.remove(request_id) is None:
-                self._leave(sequence)
+        sequence = self._note_exit(request_id)
+        if sequence is not None and self._resumed.remove(request_id) is None:
+            self._leave(sequence)
         return sequence
 
     def charge(self, sequence: Sequence, cost: float) -> None:

@@ -18,17 +18,16 @@ from paceline_server.engine.batch import SamplingParams
 from paceline_server.engine.interface import (
     EmbeddingOutput,
     EmbeddingRequest,
-    EngineStats,
     FinishReason,
     GenerationRequest,
     HotPrefix,
     ModelInfo,
     PrefixList,
-    StartupPhase,
     Task,
     Tier,
     TokenOutput,
 )
+from paceline_server.engine.status import EngineStats, StartupPhase
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from paceline_server.config import BackpressureConfig
-from paceline_server.engine.interface import EngineStats
+from paceline_server.engine.status import EngineStats
 from paceline_server.errors import Overloaded
 
 _STEPS_UNTIL_COUNTED = 2

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from paceline_server.engine.interface import EngineStatus
+from paceline_server.engine.status import EngineStatus
 from paceline_server.gateway.metrics import CONTENT_TYPE
 from paceline_server.gateway.stall import hung, stalled
 from paceline_server.gateway.state import GATEWAY, Gateway

@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from paceline_server.config.tenants import TenantConfig
-from paceline_server.engine.interface import Engine, EngineStats, ModelInfo
+from paceline_server.engine.interface import Engine, ModelInfo
+from paceline_server.engine.status import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -6,7 +6,7 @@ honest one takes on this machine is known from the warm-up, which runs the large
 
 from __future__ import annotations
 
-from paceline_server.engine.interface import EngineStatus
+from paceline_server.engine.status import EngineStatus
 
 HUNG_SECONDS = 120.0
 """A loop that is silent for longer hangs: the process is to be restarted. No honest step takes that long."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
-from paceline_server.engine.interface import StartupPhase
+from paceline_server.engine.status import StartupPhase
 from paceline_server.model import hub
 from paceline_server.model.store import HubModel, resolve, store_root
 
