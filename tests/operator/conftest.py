@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from adapters import Adapter, Service, installed
 from cluster.api_server import ApiServer
 from operators import OperatorProcess, World
 
@@ -59,3 +60,28 @@ def start_operator(
 def world(api_server: ApiServer, namespace: str) -> World:
     """The test's namespace, as its users, its scheduler and its kubelet see it."""
     return World(api_server.kubectl, namespace)
+
+
+@pytest.fixture(scope="module")
+def adapter(
+    own_api_server: ApiServer, helm_program: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Adapter]:
+    """The adapter as the chart installs it, for the tests of one file: its API stays known to a server that had it."""
+    with installed(own_api_server, helm_program, tmp_path_factory.mktemp("adapter")) as one:
+        yield one
+
+
+@pytest.fixture
+def make_service(adapter: Adapter) -> Iterator[Callable[..., Service]]:
+    """A function that creates an LLMService with one pod, for which this process answers."""
+    made: list[Service] = []
+
+    def make(name: str = "demo", **spec: Any) -> Service:
+        made.append(Service(adapter.server, namespace, name, spec))
+        made[-1].create()
+        return made[-1]
+
+    with adapter.server.namespace() as namespace:
+        yield make
+    for service in made:
+        service.close()
