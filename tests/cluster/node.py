@@ -10,6 +10,7 @@ import contextlib
 import os
 import platform
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -168,12 +169,12 @@ class _Node:
 
 
 def _succeeds(attempt: Callable[[], object]) -> Callable[[], bool]:
-    """Return a condition that holds once `attempt` raises no Failed."""
+    """Return a condition that holds once `attempt` neither fails nor takes too long."""
 
     def condition() -> bool:
         try:
             attempt()
-        except Failed:
+        except (Failed, subprocess.TimeoutExpired):
             return False
         return True
 
