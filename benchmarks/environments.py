@@ -31,7 +31,8 @@ def environment(name: str, packages: Sequence[str], overrides: Sequence[str] = (
         return folder
     say(f"installing {' '.join(packages)} into {folder} …")
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    command = [uv(), "pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), *packages]
+    install = [uv(), "pip", "install", "--quiet", "--compile-bytecode", "--python", str(folder / "bin" / "python")]
+    command = [*install, *packages]
     if overrides:
         (folder / "overrides.txt").write_text("\n".join(overrides) + "\n")
         command += ["--override", str(folder / "overrides.txt")]
