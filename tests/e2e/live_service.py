@@ -75,18 +75,20 @@ class LiveService:
         pods: list[dict[str, Any]] = self.cluster.kubectl.get("pods", "-n", self.namespace, "-l", selector)["items"]
         return sorted(pods, key=lambda pod: pod["metadata"]["creationTimestamp"])
 
-    def ask(self, *requests: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Send chat requests through the Service with the official client; returns its answers."""
-        with self.asking(*requests) as questions:
+    def ask(self, *requests: Mapping[str, Any], key: str = "none") -> list[dict[str, Any]]:
+        """Send chat requests through the Service with the official client and this API key; returns its answers."""
+        with self.asking(*requests, key=key) as questions:
             return questions.answers()
 
     @contextlib.contextmanager
-    def asking(self, *requests: Mapping[str, Any], pod: Mapping[str, Any] | None = None) -> Iterator[Questions]:
+    def asking(
+        self, *requests: Mapping[str, Any], pod: Mapping[str, Any] | None = None, key: str = "none"
+    ) -> Iterator[Questions]:
         """Send chat requests in the background: through the Service, or to one of its pods."""
         own_url = f"http://{pod['status']['podIP']}:{PORT}" if pod else None
         reach = contextlib.nullcontext(own_url) if own_url else self.cluster.reach(self.namespace, self.name, PORT)
         with reach as url, self.cluster.start_inside(sys.executable, str(CLIENT)) as client:
-            order = {"url": url, "requests": [{"model": self.name, **request} for request in requests]}
+            order = {"url": url, "key": key, "requests": [{"model": self.name, **request} for request in requests]}
             assert client.stdin is not None
             client.stdin.write(json.dumps(order))
             client.stdin.close()

@@ -1,8 +1,8 @@
 """The user of the end-to-end tests: the official openai client, run as a program where the Service can be reached.
 
-Reads {"url": …, "requests": […]} from standard input, sends all requests at once, prints one answer each as JSON:
-{"text", "finish_reason", "tokens", "pieces", "seconds", "error"}; `seconds` are those from the first piece to the last,
-`error` is null for an answer that came whole.
+Reads {"url": …, "key": …, "requests": […]} from standard input, sends all requests at once, prints one answer each as
+JSON: {"text", "finish_reason", "tokens", "pieces", "seconds", "error"}; `seconds` are those from the first piece to the
+last, `error` is null for an answer that came whole.
 Run by `LiveService.ask` and `LiveService.asking`.
 """
 
@@ -22,7 +22,7 @@ Answer = dict[str, Any]
 async def main() -> None:
     """Answer on standard output; the exit code is 0 whatever the server said."""
     order = json.load(sys.stdin)
-    async with AsyncOpenAI(base_url=f"{order['url']}/v1", api_key="none", max_retries=0, timeout=600) as client:
+    async with AsyncOpenAI(base_url=f"{order['url']}/v1", api_key=order["key"], max_retries=0, timeout=600) as client:
         answers = await asyncio.gather(*(ask(client, request) for request in order["requests"]))
     json.dump(answers, sys.stdout)
 
