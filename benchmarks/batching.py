@@ -66,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Continuous, dynamic and static batches on one trace")
     parser.add_argument("--quick", action="store_true", help="one round of few requests; writes nothing")
     quick = parser.parse_args().quick
-    count, rounds = (24, 1) if quick else (80, 3)
+    count, rounds = (24, 1) if quick else (48, 2)
     rows = measure(load_model(float_format()), count, rounds)
     print(batching_table({"runs": rows}))
     if not quick:
