@@ -9,7 +9,6 @@ benchmarks/results/accuracy.json.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from benchmarks.results import FOLDER
+from benchmarks.results import write_rows
 from paceline_server.config import parse
 from paceline_server.engine.batch import SequenceSlice, StepBatch
 from paceline_server.model.packing import pack
@@ -125,10 +124,9 @@ def main(folder: Path, *, quick: bool) -> None:
         print(name, formats[name], flush=True)
     if quick:
         return
-    result = {"model": folder.name, "tokens": pieces.numel(), "perplexity": math.exp(base_loss)}
-    result |= {name: asdict(accuracy) for name, accuracy in formats.items()} | {"ratios": ratios(formats)}
-    FOLDER.mkdir(exist_ok=True)
-    (FOLDER / "accuracy.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    rows = [{"format": name, **asdict(accuracy)} for name, accuracy in formats.items()]
+    workload = {"model": folder.name, "tokens": pieces.numel(), "float32_perplexity": math.exp(base_loss)}
+    print(write_rows("accuracy", workload, rows, ratios(formats)))
 
 
 if __name__ == "__main__":

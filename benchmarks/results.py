@@ -98,7 +98,7 @@ def write_rows(
         "machine": facts(),
         "workload": workload,
         "runs": list(rows),
-        "ratios": {key: round(value, 3) for key, value in ratios.items()},
+        "ratios": {key: round(value, 4) for key, value in ratios.items()},
     }
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
