@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -21,6 +22,8 @@ COMMANDS = {
     "operator": "run the operator, in a cluster",
     "adapter": "run the metrics adapter, in a cluster",
 }
+
+_PIPE_CLOSED = 141  # the shell's status for what SIGPIPE has ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # `paceline logs … | head`: whoever read has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is there anybody to flush to at the exit
+        return _PIPE_CLOSED
 
 
 if __name__ == "__main__":

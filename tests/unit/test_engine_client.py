@@ -212,11 +212,12 @@ async def test_a_request_for_several_answers_streams_them_all_and_one_can_be_cut
 
 def test_what_was_loaded_is_logged_in_words(caplog):
     caplog.set_level(logging.INFO)
-    client = EngineClient(parse({"engine": {"model_path": "fake"}}))
+    client = EngineClient(parse({"engine": {"model_path": "fake", "quantization": "int8"}}))
     client._note(StartupPhase("start_engine", 1.0))
     client._receive(Ready(model_info(num_blocks=256, block_size=16)), begun=0.0)
     (line,) = (record.getMessage() for record in caplog.records if "ready" in record.getMessage())
     assert "a KV cache of 4096 tokens" in line
+    assert "quantized to int8" in line
     assert "ModelInfo" not in line
 
 

@@ -123,3 +123,17 @@ def test_a_disk_that_is_full_ends_the_trace_and_not_the_engine(path, monkeypatch
 def test_a_path_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     with pytest.raises(InvalidConfiguration, match=r"observability\.trace_path"):
         recorder_of(tmp_path / "nowhere" / "trace")
+
+
+def test_a_second_server_leaves_the_file_to_the_first_and_writes_its_own_beside_it(path, caplog):
+    first, second = recorder_of(path, max_bytes=300), recorder_of(path, max_bytes=300)
+    for _ in range(4):  # each file is renamed on the way
+        serve(first, asked(), tokens=2)
+        serve(second, asked(), tokens=5)
+    first.close()
+    second.close()
+    (other,) = path.parent.glob("trace-*.jsonl")
+    for file, expected in ((path, 2), (other, 5)):
+        lines = file.with_name(f"{file.name}.1").read_text() + file.read_text()
+        assert {json.loads(line)["output_tokens"] for line in lines.splitlines()} == {expected}
+    assert str(other) in caplog.text

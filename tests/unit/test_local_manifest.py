@@ -75,6 +75,7 @@ def test_all_mistakes_of_a_file_are_told_at_once_each_with_its_path(tmp_path: Pa
         ("", "it has nothing"),
         ("kind: ConfigMap", "it has ConfigMap"),
         ("kind: LLMService\n---\nkind: LLMService", "it has LLMService, LLMService; write each into a file of its own"),
+        ("kind: LLMService\n---\nkind: Secret", "it has LLMService, Secret; give it a file with that LLMService alone"),
         ("- 1", "something without a kind"),
         ("apiVersion: paceline.dev/v1alpha1\nkind: LLMService\nmetadata: {name: x}", "spec: required"),
         ("apiVersion: v1\nkind: LLMService\nspec: {model: hf://a/b}", "metadata: required"),

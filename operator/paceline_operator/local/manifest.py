@@ -88,10 +88,19 @@ def _one_document(path: Path) -> dict[str, Any]:
     kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
     if kinds != [names.KIND]:
         found = ", ".join(str(kind or "something without a kind") for kind in kinds) or "nothing"
-        advice = "; write each into a file of its own, and run `paceline up` for each" if len(kinds) > 1 else ""
-        raise InvalidManifest(str(path), [f"one {names.KIND} is expected in the file, it has {found}{advice}"])
+        raise InvalidManifest(str(path), [f"one {names.KIND} is expected in the file, it has {found}{_advice(kinds)}"])
     document: dict[str, Any] = documents[0]
     return document
+
+
+def _advice(kinds: list[object]) -> str:
+    match kinds.count(names.KIND):
+        case 0:
+            return ""
+        case 1:
+            return f"; give it a file with that {names.KIND} alone"
+        case _:
+            return "; write each into a file of its own, and run `paceline up` for each"
 
 
 def _envelope_mistakes(document: dict[str, Any]) -> list[str]:

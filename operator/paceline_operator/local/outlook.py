@@ -13,18 +13,22 @@ from paceline_operator.local.volumes import FAILED_MOUNT
 
 _CANNOT_BE_MADE: Final = ("CreateContainerConfigError", "CreateContainerError")
 """Waiting reasons of a container for which this process would need another environment, or another program."""
+_NEEDS_A_CHANGE: Final = (conditions.INVALID_SPEC, FAILED_MOUNT)  # of the file, or of the machine
 _PATIENT: Final = ("ContainerCreating", "PodInitializing")  # waiting reasons that pass by themselves
 
 
 def unmendable(snapshot: Snapshot) -> str | None:
     """Why no restart would make this service ready; None where one may. Asked of one that has never been ready.
 
-    Nothing is to be run, nothing fits onto the machine, a container cannot be made, or a server has ended with the
-    status that says so.
+    Nothing is to be run, a volume is missing, nothing fits onto the machine, a container cannot be made, or a server
+    has ended with the status that says so.
     """
     ready = condition(snapshot, conditions.ConditionType.READY)
     if ready.get("reason") == conditions.SCALED_TO_ZERO:
         return str(ready["message"])
+    degraded = condition(snapshot, conditions.ConditionType.DEGRADED)
+    if degraded.get("status") == conditions.Truth.TRUE and degraded["reason"] in _NEEDS_A_CHANGE:
+        return f"{degraded['reason']}: {degraded['message']}"
     hindered = [pod for pod in snapshot.pods if _cannot_be_made(pod) or _says_that_restarts_are_useless(pod)]
     if not hindered and not any(_is_placed(pod) for pod in snapshot.pods):
         hindered = list(snapshot.pods)
@@ -35,13 +39,13 @@ def unmendable(snapshot: Snapshot) -> str | None:
 
 
 def hopeless(snapshot: Snapshot) -> str | None:
-    """Why nobody should wait for an answer: no restart helps, a volume is missing, or servers keep ending."""
+    """Why nobody should wait for an answer: no restart helps, or servers keep ending."""
     if reason := unmendable(snapshot):
         return reason
     degraded = condition(snapshot, conditions.ConditionType.DEGRADED)
     if degraded.get("status") != conditions.Truth.TRUE:
         return None
-    if degraded["reason"] in (conditions.INVALID_SPEC, FAILED_MOUNT) or any(map(_is_stuck, snapshot.pods)):
+    if any(map(_is_stuck, snapshot.pods)):
         return f"{degraded['reason']}: {degraded['message']}"
     return None
 

@@ -240,7 +240,8 @@ class EngineClient:
             case Ready(info):
                 self._end_start_engine(begun)
                 self._info, self._ready = info, True
-                log.info("ready after %.1f s: %s", monotonic() - begun, _describe(info))
+                described = _describe(info, self._config.engine.quantization)
+                log.info("ready after %.1f s: %s", monotonic() - begun, described)
             case Failed():
                 self._failure = message
             case Refused(request_id, text, retry_after):
@@ -275,8 +276,9 @@ class EngineClient:
         raise EngineFailed(f"the engine process ended while starting: {_describe_exit(self._process.returncode)}")
 
 
-def _describe(info: ModelInfo) -> str:
-    place = f"{info.dtype} on {info.device} (attention {info.attention_backend})"
+def _describe(info: ModelInfo, quantization: str | None) -> str:
+    weights = f"{info.dtype}{', quantized to ' + quantization if quantization else ''}"
+    place = f"{weights} on {info.device} (attention {info.attention_backend})"
     return f"{info.folder} in {place}, a KV cache of {info.kv_capacity_tokens} tokens"
 
 

@@ -194,7 +194,13 @@ class EngineCore:
             oldest_waiting_seconds=0.0 if oldest is None else self._clock() - oldest,
             predicted_ttft_seconds={} if self._by_request else self.admission.outlook(self._clock()),
             stage_seconds=dict(self._stage_seconds),
+            step_costs=self._step_costs(),
         )
+
+    def _step_costs(self) -> dict[str, float]:
+        if not self.step_time.known:
+            return {}
+        return dict(zip(("step", "token", "pair"), self.step_time.coefficients, strict=True))
 
     def _sequences(self, request: GenerationRequest, arrival: float, root: bytes = b"") -> list[Sequence]:
         """The samples that a request asks for."""

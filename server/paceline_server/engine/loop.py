@@ -43,7 +43,7 @@ from paceline_server.engine.wire import (
     Submit,
     encode,
 )
-from paceline_server.errors import EngineFailed, StartupError
+from paceline_server.errors import EngineFailed, InvalidConfiguration, StartupError
 
 _HEARTBEAT_SECONDS = 1.0
 
@@ -127,6 +127,8 @@ def run(wire: Wire, loader: Loader) -> int:
         try:
             recorder = _recorder(config)
             loaded = loader(config, lambda phase: wire.send(Phase(phase)))
+            if recorder is not None and isinstance(loaded, LoadedEncoder):
+                raise InvalidConfiguration("observability.trace_path: this model embeds, and has no steps to trace")
         except StartupError as error:
             wire.send(Failed(error.reason, str(error)))
             return error.exit_code

@@ -10,6 +10,7 @@ queue is full lines are dropped, counted, and said so in the log.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -22,7 +23,7 @@ from queue import Empty, Full, Queue
 from secrets import token_bytes
 from threading import Thread
 from time import time
-from typing import Any
+from typing import Any, TextIO
 
 from paceline_server.engine.interface import GenerationRequest, TokenOutput
 from paceline_server.errors import InvalidConfiguration
@@ -54,7 +55,7 @@ class TraceRecorder:
     """Writes a line for each answer that has ended or was given up; requests that were refused leave none.
 
     Args:
-        path: file that lines are added to.
+        path: file that lines are added to; where another process writes it, one of a name with this process's number.
         max_bytes: size at which the file is renamed to PATH.1, and a new one begun.
         block_tokens: prompt tokens that a digest stands for.
         clock: seconds since the epoch.
@@ -64,7 +65,6 @@ class TraceRecorder:
     """
 
     def __init__(self, path: Path, max_bytes: int, block_tokens: int, clock: Callable[[], float] = time) -> None:
-        self._path = path
         self._max_bytes = max_bytes
         self._block_tokens = block_tokens
         self._clock = clock
@@ -73,7 +73,7 @@ class TraceRecorder:
         self._ended: Queue[_Ended | None] = Queue(_MAX_PENDING)
         self._dropped = 0
         try:
-            self._file = path.open("a", encoding="utf-8")
+            self._path, self._file = _own(path)
         except OSError as error:
             raise InvalidConfiguration(f"observability.trace_path: cannot write {path}: {error}") from None
         self._thread = Thread(target=self._run, name="trace-recorder", daemon=True)
@@ -144,7 +144,7 @@ class TraceRecorder:
         if self._file.tell() >= self._max_bytes:
             self._file.close()
             os.replace(self._path, self._path.with_name(self._path.name + ".1"))
-            self._file = self._path.open("a", encoding="utf-8")
+            self._path, self._file = _own(self._path)
 
     def _line(self, ended: _Ended) -> dict[str, Any]:
         request = ended.request
@@ -170,3 +170,22 @@ class TraceRecorder:
         for index in range(min(_MAX_BLOCKS, len(request.prompt_token_ids) // size)):
             state.update(array("I", request.prompt_token_ids[index * size : (index + 1) * size]).tobytes())
             yield state.hexdigest()
+
+
+def _own(path: Path) -> tuple[Path, TextIO]:
+    """The file, or the one beside it when another process has it: lines of two servers must not mix.
+
+    Digests of both have keys of their own, and renaming the file would take it from the other.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    file = path.open("a", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        other = path.with_stem(f"{path.stem}-{os.getpid()}")
+        log.warning("another server writes %s: the trace of this one is %s", path, other)
+        return other, other.open("a", encoding="utf-8")
+    return path, file

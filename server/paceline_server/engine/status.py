@@ -55,6 +55,7 @@ class EngineStats:
         oldest_waiting_seconds: age of the request that has waited longest.
         predicted_ttft_seconds: forecast for a short request that comes now, by tier; empty while nothing is known.
         stage_seconds: time spent by stage of the step loop (schedule, execute, update).
+        step_costs: seconds that a step takes by itself, by token and by pair of tokens; empty while nothing is known.
     """
 
     waiting: int = 0
@@ -75,3 +76,4 @@ class EngineStats:
     oldest_waiting_seconds: float = 0.0
     predicted_ttft_seconds: dict[str, float] = field(default_factory=dict)
     stage_seconds: dict[str, float] = field(default_factory=dict)
+    step_costs: dict[str, float] = field(default_factory=dict)

@@ -166,6 +166,12 @@ def _counters(stats: EngineStats) -> Iterable[Metric]:
     for stage, seconds in stats.stage_seconds.items():
         stages.add_metric([stage], seconds)
     yield stages
+    costs = GaugeMetricFamily(
+        "paceline_step_cost_seconds", "What a step takes by itself, by token, and by pair of tokens", labels=["of"]
+    )
+    for part, seconds in stats.step_costs.items():
+        costs.add_metric([part], seconds)
+    yield costs
 
 
 def _swaps(engine: Engine) -> Iterable[Metric]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from paceline_server.errors import InvalidConfiguration
 from paceline_server.simulator.driver import Pool
@@ -12,20 +13,26 @@ from paceline_server.simulator.trace import TraceRequest
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
     """Add costs of a step, the size of the KV cache, and the seed."""
-    parser.add_argument("--kv-blocks", type=positive, default=4096, metavar="N", help="blocks of the KV cache")
-    parser.add_argument("--block-size", type=positive, default=16, metavar="N", help="tokens in a block")
-    parser.add_argument("--step-ms", type=not_negative, default=8.0, metavar="X", help="milliseconds that a step costs")
-    parser.add_argument(
-        "--token-us", type=not_negative, default=30.0, metavar="X", help="microseconds for each token of it"
-    )
-    parser.add_argument(
-        "--pair-ns", type=not_negative, default=40.0, metavar="X", help="nanoseconds for a token and one before it"
-    )
-    parser.add_argument("--jitter", type=not_negative, default=0.05, metavar="X", help="spread of step times, relative")
+    for name, kind, default, about in (
+        ("kv-blocks", positive, 4096, "blocks of the KV cache"),
+        ("block-size", positive, 16, "tokens in a block"),
+        ("step-ms", not_negative, 8.0, "milliseconds that a step costs"),
+        ("token-us", not_negative, 30.0, "microseconds for each token of it"),
+        ("pair-ns", not_negative, 40.0, "nanoseconds for a token and one before it"),
+        ("jitter", not_negative, 0.05, "spread of step times, relative"),
+    ):
+        metavar = "N" if kind is positive else "X"
+        about = f"{about}; default {default:g}"
+        parser.add_argument(f"--{name}", type=kind, default=default, metavar=metavar, help=about)
 
 
 def machine(arguments: argparse.Namespace) -> Machine:
-    """The machine that was described."""
+    """The machine that was described; said on stderr, since every figure depends on it."""
+    print(
+        f"machine: {arguments.step_ms:g} ms a step, {arguments.token_us:g} us a token, {arguments.pair_ns:g} ns a pair "
+        "(--step-ms, --token-us, --pair-ns; a server's own are in its /metrics: paceline_step_cost_seconds)",
+        file=sys.stderr,
+    )
     return Machine(arguments.step_ms / 1e3, arguments.token_us / 1e6, arguments.pair_ns / 1e9, arguments.jitter)
 
 
