@@ -93,12 +93,9 @@ def _length(rng: random.Random, *, median: float, spread: float, low: int, high:
 
 def _text(rng: random.Random, tokenizer: Tokenizer, tokens: int) -> str:
     """Random words that encode to exactly `tokens` tokens."""
-    words = [rng.choice(WORDS) for _ in range(tokens * 2 // 3)]  # a word has one token and a half, or less
-    while True:
-        words.append(rng.choice(WORDS))
-        text = " ".join(words)
-        count = len(tokenizer.encode(text).ids)
-        if count == tokens:
-            return text
+    words = rng.choices(WORDS, k=tokens * 2 // 3)  # a word has one token and a half, or less
+    while (count := len(tokenizer.encode(text := " ".join(words)).ids)) != tokens:
         if count > tokens:
             del words[-3:]
+        words += rng.choices(WORDS, k=max(1, (tokens - count) // 2))
+    return text
