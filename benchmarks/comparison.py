@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import StatisticsError
@@ -54,7 +54,7 @@ SERVERS: Mapping[str, Start] = {
 
 
 def main() -> None:
-    """Run, write benchmarks/results/peers.json after every round, print the table."""
+    """Run, write benchmarks/results/peers.json after every run, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one round of A, ours and transformers serve")
     parser.add_argument("--rounds", type=int, default=3)
@@ -74,9 +74,11 @@ def main() -> None:
     workload, runs = results.earlier(name) if options.add else ({}, [])
     first = 1 + max((run.round for run in runs), default=-1)
     for number in range(first, first + (1 if options.quick else options.rounds)):
-        runs += _round(names, plan, number, runs)
-        shares = _shares_of_roof(roof, workloads.mixed(MODEL, 64), runs)
-        path = results.write(name, workload | described, runs, ratios(runs) | shares)
+        for run in _round(names, plan, number, runs):
+            runs.append(run)
+            shares = _shares_of_roof(roof, workloads.mixed(MODEL, 64), runs)
+            results.write(name, workload | described, runs, ratios(runs) | shares)
+    path = results.FOLDER / f"{name}.json"
     pages = [] if options.quick else [pages_.fill("peers")]
     print(results.table(runs), f"\nwritten to {path}", *_draw(name, runs), *pages, sep="\n")
 
@@ -95,8 +97,8 @@ def _workloads(letters: Sequence[str]) -> dict[str, workloads.Workload]:
 
 def _round(
     names: Sequence[str], plan: Mapping[str, workloads.Workload], number: int, before: Sequence[results.Run]
-) -> list[results.Run]:
-    runs: list[results.Run] = []
+) -> Iterator[results.Run]:
+    """Every server through all workloads. `before` may grow meanwhile."""
     order = sorted(names, key=lambda name: name != VLLM)  # the common rate comes from it
     with tempfile.TemporaryDirectory() as scratch:
         for name in order:
@@ -106,12 +108,12 @@ def _round(
                 with running(server, log) as up:
                     up.closed(next(iter(plan.values())).requests[:2], 2)  # warm-up, not counted
                     for letter, workload in plan.items():
-                        rate = _common_rate([*before, *runs]) if letter == "C" else None
-                        runs.append(_measure(up, server, letter, workload, number, rate))
-                        say(_line(runs[-1]))
+                        rate = _common_rate(before) if letter == "C" else None
+                        run = _measure(up, server, letter, workload, number, rate)
+                        say(_line(run))
+                        yield run
             except RuntimeError as error:
                 say(f"round {number} {name}: {error}")
-    return runs
 
 
 def _measure(
