@@ -4,7 +4,7 @@
 
 The text is the help topics that every Python carries (pydoc_data.topics), cut into pieces of 512 tokens. Float32 is the
 yardstick. A piece is computed in two halves, so that the second reads the first from the cache. Writes
-benchmarks/results/accuracy.json.
+benchmarks/results/accuracy.json and the table of docs/performance.md.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from benchmarks.pages import fill
 from benchmarks.results import write_rows
 from paceline_server.config import parse
 from paceline_server.engine.batch import SequenceSlice, StepBatch
@@ -126,7 +127,7 @@ def main(folder: Path, *, quick: bool) -> None:
         return
     rows = [{"format": name, **asdict(accuracy)} for name, accuracy in formats.items()]
     workload = {"model": folder.name, "tokens": pieces.numel(), "float32_perplexity": math.exp(base_loss)}
-    print(write_rows("accuracy", workload, rows, ratios(formats)))
+    print(write_rows("accuracy", workload, rows, ratios(formats)), fill("accuracy"))
 
 
 if __name__ == "__main__":

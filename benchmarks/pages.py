@@ -44,6 +44,16 @@ def batching_table(result: Result) -> str:
     return "\n".join([*lines, "", "![the same as bars](batching.svg)"])
 
 
+def accuracy_table(result: Result) -> str:
+    """A row for each number format."""
+    lines = ["| weights and KV cache | perplexity over float32's | equal greedy tokens |", "|---|---|---|"]
+    for run in result["runs"]:
+        name = run["format"].replace("_", " ")
+        lines.append(f"| {name} | {run['perplexity_over_float32']:.4f} | {run['equal_greedy_tokens']:.1%} |")
+    tokens = result["workload"]["tokens"]
+    return "\n".join([*lines, "", f"Over {tokens} tokens of the help topics that Python carries."])
+
+
 _WORKLOADS = {
     "A": "mixed, 16 clients",
     "B": "shared prefix, 16",
@@ -88,6 +98,7 @@ TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
     "claims": ("claims.md", claims_table),
     "batching": ("batching.md", batching_table),
     "peers": ("../README.md", peers_table),
+    "accuracy": ("performance.md", accuracy_table),
     **dict.fromkeys(FIGURES, ("scheduling.md", scheduling_table)),
 }
 """By the name of the result file: its page, and what is made of it."""
