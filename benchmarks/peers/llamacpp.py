@@ -25,11 +25,12 @@ def llama_server(model: Path, *, port: int, precision: str, clients: int = 16) -
 
     Args:
         precision: BF16, or a format of llama-quantize such as Q4_0.
-        clients: slots; llama-server gives each the same share of its context.
+        clients: slots; llama-server gives each the same share of its context, so that all of them get room for the
+            longest request.
     """
     file = _weights(model, precision)
     binary = _build() / "bin" / "llama-server"
-    context = 32768
+    context = clients * _CONTEXT
     return Server(
         name=f"llama.cpp {precision}",
         command=(
