@@ -67,7 +67,8 @@ def main() -> None:
     unknown = [name for name in names if name not in SERVERS]
     if unknown:
         parser.error(f"no such server: {', '.join(unknown)}; there are {', '.join(SERVERS)}")
-    plan = _workloads(letters)
+    mixed = workloads.mixed(MODEL, 64)
+    plan = _workloads(letters, mixed)
     roof = roofline.measure()
     described = {letter: _describe(one) for letter, one in plan.items()} | {"roof": roof.describe()}
     name = "quick" if options.quick else "peers"
@@ -76,15 +77,14 @@ def main() -> None:
     for number in range(first, first + (1 if options.quick else options.rounds)):
         for run in _round(names, plan, number, runs):
             runs.append(run)
-            shares = _shares_of_roof(roof, workloads.mixed(MODEL, 64), runs)
+            shares = _shares_of_roof(roof, mixed, runs)
             results.write(name, workload | described, runs, ratios(runs) | shares)
     path = results.FOLDER / f"{name}.json"
     pages = [] if options.quick else [pages_.fill("peers")]
     print(results.table(runs), f"\nwritten to {path}", *_draw(name, runs), *pages, sep="\n")
 
 
-def _workloads(letters: Sequence[str]) -> dict[str, workloads.Workload]:
-    mixed = workloads.mixed(MODEL, 64)
+def _workloads(letters: Sequence[str], mixed: workloads.Workload) -> dict[str, workloads.Workload]:
     makers: Mapping[str, Callable[[], workloads.Workload]] = {
         "A": lambda: mixed,
         "B": partial(workloads.shared_prefix, MODEL, mixed),
