@@ -16,19 +16,12 @@ from paceline_server.errors import QuotaExceeded, RequestRateExceeded, RequestTo
 from paceline_server.gateway.allowance import FIRST_GUESS_TOKENS, Allowance
 from paceline_server.gateway.cost import cost_of
 from paceline_server.keys import hash_key
-from paceline_server.testing import FakeEngine, Served, served, write_model
+from paceline_server.testing import FakeEngine, Served, served
 
 A = 66
 KEYS = {"team-a": "sk-team-a-0123456789", "team-b": "sk-team-b-0123456789"}
 PROMPT = [5] * 10
 PRICES = {"input_per_million": 2.0, "cached_input_per_million": 0.5, "output_per_million": 8.0}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_model(path)
-    return path
 
 
 class World:

@@ -16,18 +16,11 @@ from core_engines import CoreEngine
 from paceline_server.config import ServerConfig, parse
 from paceline_server.gateway.tenants import EVERYBODY, TenantBook
 from paceline_server.keys import hash_key
-from paceline_server.testing import Served, served, write_model
+from paceline_server.testing import Served, served
 
 KEYS = {"victim": "sk-victim-0123456789", "attacker": "sk-attacker-012345", "second": "sk-victims-second-key"}
 SECRET = [5 + number % 90 for number in range(64)]
 CHANGED = [*SECRET[:2], 99, *SECRET[3:]]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_model(path)
-    return path
 
 
 def config(*, anonymous: bool = False, tenants: bool = True) -> ServerConfig:

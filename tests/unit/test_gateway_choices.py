@@ -21,13 +21,6 @@ both_endpoints = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_model(path)
-    return path
-
-
 @pytest.fixture
 def engine(folder: Path) -> FakeEngine:
     tokens = write_model(folder).encode("one two three four").ids

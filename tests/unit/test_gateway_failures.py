@@ -12,7 +12,7 @@ import pytest
 from paceline_server.engine.status import EngineStats
 from paceline_server.errors import EngineLost
 from paceline_server.gateway import stream
-from paceline_server.testing import FakeEngine, Served, served, write_model
+from paceline_server.testing import FakeEngine, Served, served
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "tiny", "prompt": "Hi"}
@@ -21,13 +21,6 @@ both_endpoints = pytest.mark.parametrize(("path", "body"), ENDPOINTS, ids=["chat
 LOST = EngineLost("the engine process died")
 A = 66
 """A token with text."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_model(path)
-    return path
 
 
 def frames(body: bytes) -> list[Any]:

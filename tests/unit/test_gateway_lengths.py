@@ -10,17 +10,10 @@ from typing import Any
 import pytest
 from core_engines import CoreEngine
 
-from paceline_server.testing import Served, served, write_model
+from paceline_server.testing import Served, served
 
 LIMIT = 256
 OUTPUTS = (None, 1, 2, LIMIT)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_model(path)
-    return path
 
 
 async def complete(server: Served, length: int, output: int | None, **fields: Any) -> tuple[int, Any]:

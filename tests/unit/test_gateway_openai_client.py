@@ -13,18 +13,11 @@ import pytest
 from paceline_server.config import parse
 from paceline_server.engine.interface import FinishReason
 from paceline_server.keys import hash_key
-from paceline_server.testing import FakeEngine, Served, served, write_model
+from paceline_server.testing import FakeEngine, Served, served
 
 KEY = "sk-team-a-0123456789"
 A = 66
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_model(path)
-    return path
 
 
 @asynccontextmanager

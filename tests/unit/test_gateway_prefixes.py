@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline_server.engine.handover import SECRET_VARIABLE, parse_prefixes
-from paceline_server.testing import FakeEngine, served, write_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_model(path)
-    return path
+from paceline_server.testing import FakeEngine, served
 
 
 async def test_who_sends_the_secret_gets_the_list(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,14 +16,7 @@ from openai_calls import (
     speaking_engine,
 )
 
-from paceline_server.testing import FakeEngine, served, write_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_model(path)
-    return path
+from paceline_server.testing import FakeEngine, served
 
 
 @pytest.fixture

@@ -18,17 +18,10 @@ from tokenizers import Tokenizer
 
 from paceline_server.errors import EngineLost, InvalidConfiguration, ModelUnsupported
 from paceline_server.gateway.serve import serve_gateway
-from paceline_server.testing import FakeEngine, server_config, write_model
+from paceline_server.testing import FakeEngine, server_config
 
 TEXT = "The capital city of France is Paris 🚀."
 HI: Any = [{"role": "user", "content": "Hi"}]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_model(path)
-    return path
 
 
 @pytest.fixture

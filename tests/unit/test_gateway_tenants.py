@@ -20,7 +20,7 @@ from paceline_server.gateway.app import create_app
 from paceline_server.gateway.state import GATEWAY
 from paceline_server.gateway.tenants import EVERYBODY, TenantBook, follow
 from paceline_server.keys import hash_key, hashes_of
-from paceline_server.testing import FakeEngine, Served, served, write_model
+from paceline_server.testing import FakeEngine, Served, served
 
 A = 66
 KEY, OTHER = "sk-team-a-0123456789", "sk-team-b-0123456789"
@@ -29,13 +29,6 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 TEAM_A = {"name": "team-a", "key_hashes": [hash_key(KEY)]}
 TEAM_B = {"name": "team-b", "key_hashes": [hash_key(OTHER)], "tier": "batch", "tiers": ["batch"], "weight": 0.5}
 FREE = {"name": "free", "anonymous": True}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_model(path)
-    return path
 
 
 def config(*tenants: dict[str, Any], **scheduling: Any) -> ServerConfig:

@@ -22,13 +22,6 @@ TEXTS = st.text(st.sampled_from("<|im_endstar>ok \n🚀é\ufdd0"), max_size=30) 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_model(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def library(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 

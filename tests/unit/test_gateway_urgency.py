@@ -16,7 +16,7 @@ from paceline_server.gateway.mistakes import validate
 from paceline_server.gateway.requests import ChatRequest
 from paceline_server.gateway.tenants import EVERYBODY
 from paceline_server.gateway.urgency import TIMEOUT_HEADER, Urgency, urgency
-from paceline_server.testing import FakeEngine, Served, served, write_model
+from paceline_server.testing import FakeEngine, Served, served
 
 A = 66
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -24,13 +24,6 @@ COMPLETION = {"model": "tiny", "prompt": "Hi"}
 both_endpoints = pytest.mark.parametrize(
     ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)], ids=["chat", "completions"]
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_model(path)
-    return path
 
 
 def config(**scheduling: Any) -> ServerConfig:
