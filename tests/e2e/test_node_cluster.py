@@ -92,7 +92,8 @@ with node.running(Path(sys.argv[1])):
 
 def _traces(state: Path, owner: int) -> list[str]:
     """Return the command lines that name the node's folder, mounts below it, and its owner's control groups."""
-    traces = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/paceline-node-{owner}-*")]
+    folders = [folder for folder, _, _ in os.walk("/sys/fs/cgroup")]  # unlike glob, it passes over what has just gone
+    traces = [folder for folder in folders if f"/paceline-node-{owner}-" in folder]
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = command.read_bytes().decode(errors="replace").split("\0")
