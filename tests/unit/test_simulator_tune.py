@@ -1,6 +1,7 @@
 """Tuning: queueing theory foretells what the simulator then shows, and proposes settings that carry the trace."""
 
 import json
+import sys
 from itertools import pairwise
 from math import inf
 from random import Random
@@ -15,7 +16,15 @@ from paceline_server.simulator.driver import Pool
 from paceline_server.simulator.machine import Machine
 from paceline_server.simulator.queueing import Moments, Workload, pollaczek_khinchine, predict
 from paceline_server.simulator.trace import TraceRequest, write
-from paceline_server.simulator.tune import Candidate, candidates, check, delay_seconds, frontier, propose
+from paceline_server.simulator.tune import (
+    Candidate,
+    candidates,
+    check,
+    delay_seconds,
+    frontier,
+    propose,
+    typical_stretch,
+)
 
 MACHINE = Machine(fixed=8e-3, by_token=30e-6, by_pair=40e-9)
 POOL = Pool(4096)
@@ -45,6 +54,20 @@ def test_the_prediction_is_near_what_the_simulator_shows(rate, limits):
     shown = check(Candidate(limits, prediction), trace, MACHINE, POOL)
     assert prediction.ttft == pytest.approx(shown.ttft, rel=0.35)
     assert prediction.capacity == pytest.approx(shown.capacity, rel=0.15)
+
+
+@pytest.mark.parametrize(("output", "count"), [(1, 500), (50, 200), (4000, 100)])
+def test_a_check_is_bounded_by_output_however_long_the_trace_and_its_answers_are(output, count):
+    trace = [TraceRequest(arrival=index, prompt_tokens=9, output_tokens=output) for index in range(2000)]
+    assert len(typical_stretch(trace)) == count
+    assert typical_stretch(trace[:50]) == trace[:50]
+
+
+def test_what_is_checked_comes_at_the_rate_of_the_whole_trace():
+    slow, fast = range(0, 1500, 3), (1500 + index / 4 for index in range(2000))
+    trace = [TraceRequest(arrival=now, prompt_tokens=9, output_tokens=100) for now in (*slow, *fast)]
+    stretch = typical_stretch(trace)
+    assert Workload.of(stretch).rate == pytest.approx(Workload.of(trace).rate, rel=0.05)
 
 
 def test_a_load_beyond_capacity_waits_without_end():
@@ -120,6 +143,17 @@ def test_the_command_prints_a_frontier_and_settings_and_draws_them(tmp_path, cap
     figures = json.loads(capsys.readouterr().out)
     assert set(figures) == {"workload", "frontier", "proposed"}
     assert figures["proposed"]["max_queue_delay_us"] == 0
+
+
+def test_on_a_terminal_the_command_shows_which_settings_it_is_at_and_takes_that_away(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "trace.jsonl"
+    write(path, poisson(5.0, 20))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert cli.main(["tune", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert "simulating 1 of " in shown.err
+    assert shown.err.endswith("\r\x1b[K")
+    assert "simulating" not in shown.out
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -13,6 +14,7 @@ from paceline_server.engine.scheduler import SchedulerLimits
 from paceline_server.errors import InvalidConfiguration
 from paceline_server.simulator import arguments as options
 from paceline_server.simulator.driver import Simulation
+from paceline_server.simulator.progress import Progress
 from paceline_server.simulator.report import as_json, rows, table
 from paceline_server.simulator.trace import read
 
@@ -52,7 +54,11 @@ def simulate(arguments: argparse.Namespace) -> int:
     for policy in arguments.policy or ["slo"]:
         scheduling = SchedulingConfig(policy=policy, admission=arguments.admission)
         simulation = Simulation(trace, machine, pool, limits, scheduling, arguments.seed)
-        figures[policy] = rows(simulation.run(), ttft_targets(scheduling.tiers))
+        with Progress(sys.stderr) as progress:
+            while not simulation.done:
+                simulation.advance()
+                progress.show(f"{policy}: {simulation.arrived} of {len(trace)} requests have come")
+        figures[policy] = rows(simulation.outcomes, ttft_targets(scheduling.tiers))
     if arguments.json:
         print(json.dumps({policy: as_json(found) for policy, found in figures.items()}, indent=1))
     else:

@@ -89,6 +89,11 @@ class Simulation:
         """Whether everything has come and gone."""
         return self._next == len(self._trace) and not self.core.has_work
 
+    @property
+    def arrived(self) -> int:
+        """Requests of the trace that have come so far."""
+        return self._next
+
     def run(self) -> list[Outcome]:
         """Run to the end; returns what became of each request, in the trace's order."""
         while not self.done:

@@ -23,6 +23,9 @@ _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _BUDGETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _RESERVE = 1.25  # of capacity over what the trace asks for: bursts, and growth until somebody tunes again
 _WORTH = 1.05  # of a figure: what is no better than this is not better
+_CHECKED_TOKENS = 10_000  # output tokens of a check: a lightly loaded machine takes a step for nearly each
+_LEAST_CHECKED, _MOST_CHECKED = 100, 500  # requests of a check
+_FLOOD = 4  # times the batch: requests that keep it full until its sequences have come and gone a few times
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +97,12 @@ def delay_seconds(work: Workload, machine: Machine) -> float:
 
 
 def check(candidate: Candidate, trace: Sequence[TraceRequest], machine: Machine, pool: Pool) -> Checked:
-    """Run the trace, once as it was and once with everything there at the beginning."""
-    as_it_was = _simulate(candidate, trace, machine, pool)
+    """Run a typical stretch of the trace as it was, and some batches of it with everything there at the beginning."""
+    typical = typical_stretch(trace)
+    as_it_was = _simulate(candidate, typical, machine, pool)
     as_it_was.run()
-    flood = _simulate(candidate, [one.model_copy(update={"arrival": 0.0}) for one in trace], machine, pool)
+    crowd = trace[: min(_MOST_CHECKED, max(len(typical), _FLOOD * candidate.limits.max_batch_size))]
+    flood = _simulate(candidate, [one.model_copy(update={"arrival": 0.0}) for one in crowd], machine, pool)
     while len(flood.core.scheduler.waiting) or flood.clock.now == 0.0:
         flood.advance()  # until the last one has entered: the emptying at the end is not capacity
     return Checked(
@@ -105,6 +110,19 @@ def check(candidate: Candidate, trace: Sequence[TraceRequest], machine: Machine,
         ttft=mean(one.ttft for one in as_it_was.outcomes if one.ttft is not None),
         capacity=sum(one.tokens for one in flood.outcomes) / flood.clock.now,
     )
+
+
+def typical_stretch(trace: Sequence[TraceRequest]) -> Sequence[TraceRequest]:
+    """Requests in a row that come at the rate of the whole trace as nearly as any.
+
+    They are as many as make up some thousand output tokens, which bounds the steps, and so the time, of a simulation.
+    """
+    tokens = mean(one.output_tokens for one in trace)
+    count = min(len(trace), _MOST_CHECKED, max(_LEAST_CHECKED, round(_CHECKED_TOKENS / tokens)))
+    wanted = (trace[-1].arrival - trace[0].arrival) * (count - 1) / max(1, len(trace) - 1)
+    starts = range(len(trace) - count + 1)
+    first = min(starts, key=lambda start: abs(trace[start + count - 1].arrival - trace[start].arrival - wanted))
+    return trace[first : first + count]
 
 
 def _simulate(candidate: Candidate, trace: Sequence[TraceRequest], machine: Machine, pool: Pool) -> Simulation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import isfinite
@@ -13,11 +14,10 @@ from typing import Any
 from paceline_server.errors import InvalidConfiguration
 from paceline_server.simulator import arguments as options
 from paceline_server.simulator.plot import frontier_svg
+from paceline_server.simulator.progress import Progress
 from paceline_server.simulator.queueing import Workload
 from paceline_server.simulator.trace import read
 from paceline_server.simulator.tune import Candidate, Checked, candidates, check, delay_seconds, frontier, propose
-
-_CHECKED_REQUESTS = 500
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -52,7 +52,11 @@ def tune(arguments: argparse.Namespace) -> int:
     best = frontier(found)
     proposed = propose(best, found, work, arguments.longest_step_ms / 1e3)
     shown = best if proposed in best else [*best, proposed]
-    checked = [check(one, trace[:_CHECKED_REQUESTS], machine, pool) for one in shown]
+    checked = []
+    with Progress(sys.stderr) as progress:
+        for number, one in enumerate(shown, start=1):
+            progress.show(f"simulating {number} of {len(shown)}: {_batching(one)}")
+            checked.append(check(one, trace, machine, pool))
     settings = _settings(proposed, delay_seconds(work, machine))
     if arguments.plot is not None:
         _write_plot(arguments.plot, found, best, proposed)
@@ -61,6 +65,10 @@ def tune(arguments: argparse.Namespace) -> int:
     else:
         print(_text(work, checked, settings))
     return 0
+
+
+def _batching(one: Candidate) -> str:
+    return f"max_batch_size {one.limits.max_batch_size}, max_tokens_in_batch {one.limits.max_tokens_in_batch}"
 
 
 def _settings(proposed: Candidate, delay: float) -> dict[str, int]:
