@@ -1,8 +1,11 @@
 """A fresh replica takes over what another one has found hot, without the salts, and never at the price of its start."""
 
 import json
+import socket
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
+from threading import Event, Thread
 
 import pytest
 
@@ -63,7 +66,15 @@ def test_the_list_of_another_model_is_not_taken(tmp_path):
     assert fresh.stats().steps == 0
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"identity": "m", "prefixes": [{"root": "zz"}]}', '{"prefixes": 5}'])
+def listed(token_ids="[1]", uses="1"):
+    return f'{{"identity": "m", "prefixes": [{{"root": "00", "token_ids": {token_ids}, "uses": {uses}}}]}}'
+
+
+NONSENSE = ["", "[]", "{}", '{"identity": "m", "prefixes": [{"root": "zz"}]}', '{"prefixes": 5}']
+NO_NUMBERS = [listed(token_ids="[1e999]"), listed(uses="1e999"), listed(token_ids="[NaN]"), "[" * 100_000, "1" * 9_999]
+
+
+@pytest.mark.parametrize("text", NONSENSE + NO_NUMBERS, ids=lambda text: text[:70])
 def test_a_peer_that_is_not_there_or_talks_nonsense_leaves_a_cold_start(tmp_path, text):
     file = tmp_path / "prefixes.json"
     if text:
@@ -72,6 +83,56 @@ def test_a_peer_that_is_not_there_or_talks_nonsense_leaves_a_cold_start(tmp_path
     assert take_over(fresh, HandoverConfig(peer=str(file))) == 0
     assert take_over(fresh, HandoverConfig(peer="http://127.0.0.1:9")) == 0
     assert ask(fresh, [*SYSTEM, 77]) == 0
+
+
+@contextmanager
+def peer(*parts, then=b""):
+    """A peer that sends these bytes, whatever it is asked, and then a few more again and again till it is closed."""
+    closed = Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve():
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"".join(parts))
+                while then and not closed.wait(0.01):
+                    connection.sendall(then)
+
+        thread = Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", closed
+        closed.set()
+        thread.join()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"what?\r\n\r\n",
+        OK + b"X: " + b"x" * 70_000 + b"\r\n\r\n",
+        OK + b"Content-Length: 100\r\n\r\n{}",
+        OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"",
+    ],
+    ids=["no HTTP", "a header without end", "cut short", "no chunk", "nothing"],
+)
+def test_a_peer_that_does_not_speak_http_leaves_a_cold_start(answer):
+    fresh = make_core()
+    with peer(answer) as (url, _):
+        assert take_over(fresh, HandoverConfig(peer=url)) == 0
+    assert take_over(fresh, HandoverConfig(peer="http://no host/")) == 0
+    assert ask(fresh, [*SYSTEM, 77]) == 0
+
+
+@pytest.mark.parametrize("head", [OK + b"Content-Length: 1000000\r\n\r\n", OK + b"X: "], ids=["its list", "a header"])
+def test_a_peer_that_never_ends_its_answer_does_not_hold_up_the_start(head):
+    with peer(head, then=b"[") as (url, closed):
+        assert take_over(make_core(), HandoverConfig(peer=url, max_seconds=0.1)) == 0
+        assert not closed.is_set()
 
 
 def test_the_time_for_it_is_bounded_and_what_is_unfinished_is_dropped():

@@ -10,9 +10,12 @@ import json
 import logging
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from http.client import HTTPException
 from pathlib import Path
+from threading import Thread
 from time import monotonic
-from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 from paceline_server.config import HandoverConfig
@@ -47,7 +50,7 @@ def parse_prefixes(text: str | bytes) -> PrefixList:
             for one in data["prefixes"]
         )
         return PrefixList("", str(data["identity"]), prefixes)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a list of prefixes: {error!r}") from None
 
 
@@ -57,8 +60,9 @@ def take_over(core: EngineCore, config: HandoverConfig, clock: Callable[[], floa
         return 0
     deadline = clock() + config.max_seconds
     try:
-        found = parse_prefixes(_read(config.peer))
-    except (OSError, URLError, ValueError) as error:
+        text = _within(min(_FETCH_SECONDS, config.max_seconds), partial(_read, config.peer))
+        found = parse_prefixes(text)
+    except (OSError, HTTPException, ValueError) as error:
         log.warning("starting without the hot prefixes of %s: %s", config.peer, error)
         return 0
     if found.identity != core.info.kv_identity:
@@ -89,13 +93,41 @@ def compute(core: EngineCore, prefixes: Sequence[HotPrefix], may_go_on: Callable
     return taken
 
 
+def _within(seconds: float, read: Callable[[], bytes]) -> bytes:
+    """What `read` returns or raises, in a thread that is left to itself once the time is over.
+
+    A socket's timeout is for each of its reads: it bounds neither a peer that sends a byte now and then nor a name
+    server.
+
+    Raises:
+        TimeoutError: it takes longer.
+    """
+    answer: Future[bytes] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(read())
+        except Exception as error:  # whatever it is, it is raised below
+            answer.set_exception(error)
+
+    Thread(target=run, name="handover", daemon=True).start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError:
+        raise TimeoutError(f"no whole answer within {seconds:g} s") from None
+
+
 def _read(peer: str) -> bytes:
     if not peer.startswith(("http://", "https://")):
-        return Path(peer).read_bytes()
+        with Path(peer).open("rb") as file:
+            return _bounded(file.read(_MAX_BYTES + 1))
     request = Request(f"{peer.rstrip('/')}/prefixes")
     request.add_header("Authorization", f"Bearer {os.environ.get(SECRET_VARIABLE, '')}")
     with urlopen(request, timeout=_FETCH_SECONDS) as response:
-        data: bytes = response.read(_MAX_BYTES + 1)
+        return _bounded(response.read(_MAX_BYTES + 1))
+
+
+def _bounded(data: bytes) -> bytes:
     if len(data) > _MAX_BYTES:
         raise ValueError(f"the list is longer than {_MAX_BYTES} bytes")
     return data
