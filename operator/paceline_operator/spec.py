@@ -19,7 +19,7 @@ from paceline_operator.cluster import Key, Manifest
 from paceline_operator.errors import FieldError, InvalidSpec
 from paceline_operator.model_uri import ModelUri, parse_model_uri
 from paceline_operator.quantity import parse_quantity
-from paceline_operator.section import Count, Section
+from paceline_operator.section import AbsolutePath, Count, Section
 from paceline_operator.tenancy import SchedulingSpec, TenantSpec, check_together
 
 
@@ -61,7 +61,7 @@ class EngineSpec(Section):
     block_size_tokens: Count | None = None  # tokens
     swap_space_gb: Annotated[float, Field(ge=0)] | None = None  # gigabytes
     host_memory_gb: Annotated[float, Field(ge=0)] | None = None  # gigabytes of evicted KV blocks
-    disk_path: Annotated[str, Field(min_length=1)] | None = None
+    disk_path: AbsolutePath | None = None
     disk_gb: Annotated[float, Field(ge=0)] | None = None  # gigabytes
     prefix_caching: bool | None = None
     kv_cache_dtype: Literal["auto", "int8"] | None = None
@@ -72,7 +72,7 @@ class EngineSpec(Section):
     max_queued_tokens: Count | None = None
     reject_on_oom: bool | None = None
     overload_status: Literal[429, 503] | None = None
-    trace_path: Annotated[str, Field(min_length=1)] | None = None
+    trace_path: AbsolutePath | None = None
     trace_max_mb: Annotated[float, Field(gt=0)] | None = None  # megabytes
 
     @model_validator(mode="after")

@@ -221,6 +221,7 @@ def test_without_tenants_a_pod_has_no_volume_of_keys():
         {"pipelineParallelSize": 2},
         {"swapSpaceGb": -1},
         {"diskPath": "/cache"},
+        {"tracePath": "trace.jsonl"},
         {"maxQueueDelayUs": -1},
         {"batcher": "adaptive"},
         {"batcher": "continuous", "enableContinuousBatching": False},

@@ -35,6 +35,8 @@ def llmservice(name: str = "demo", **spec: Any) -> dict[str, Any]:
         ({"model": "pvc://claim/../x"}, "the path of a model must not contain '..'"),
         ({"resources": {"limits": {"memory": "4 GiB"}}}, "spec.resources.limits.memory"),
         ({"engine": {"dtype": "int4"}}, "Unsupported value"),
+        ({"engine": {"tracePath": "trace.jsonl"}}, "must begin with /, such as /tmp/NAME"),
+        ({"engine": {"diskPath": "blocks", "diskGb": 1, "hostMemoryGb": 1}}, "must begin with /, such as /tmp/NAME"),
         ({"scheduling": {"policy": "lottery"}}, "Unsupported value"),
         (
             {"scheduling": {"admission": "target"}, "engine": {"batcher": "static"}},

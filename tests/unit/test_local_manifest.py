@@ -85,6 +85,13 @@ def test_a_file_that_is_no_llmservice_is_refused_by_what_it_is(tmp_path: Path, d
     assert any(word in mistake for mistake in mistakes(tmp_path, document))
 
 
+def test_a_trace_and_a_disk_at_a_relative_path_are_refused_with_what_to_write(tmp_path: Path) -> None:
+    engine = {"tracePath": "trace.jsonl", "diskPath": "blocks", "diskGb": 1, "hostMemoryGb": 1}
+    found = mistakes(tmp_path, service(engine=engine))
+    for field in ("spec.engine.diskPath", "spec.engine.tracePath"):
+        assert any(mistake.startswith(f"{field}: must begin with /, such as /tmp/NAME") for mistake in found), found
+
+
 def test_a_file_that_does_not_exist_is_told_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidManifest, match=r"nowhere\.yaml cannot be run"):
         manifest.load(tmp_path / "nowhere.yaml")

@@ -136,6 +136,14 @@ def refused(section: str, field: str, value: float) -> bool:
     return False
 
 
+@pytest.mark.parametrize("field", ["tracePath", "diskPath"])
+def test_a_relative_path_is_refused_in_the_words_of_the_crd_s_rule(field: str) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        parse_spec({"model": "hf://a/b", "engine": {field: "here"}})
+    (rule,) = SCHEMA["properties"]["spec"]["properties"]["engine"]["properties"][field]["x-kubernetes-validations"]
+    assert any(one.message == rule["message"] for one in caught.value.errors)
+
+
 TENANTS = [
     ([{"name": "a"}], "give keysFrom, or anonymous: true"),
     ([{"name": "a", "anonymous": False}], "give keysFrom, or anonymous: true"),

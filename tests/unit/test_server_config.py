@@ -49,6 +49,15 @@ def test_a_step_budget_below_the_batch_size_is_refused_with_both_numbers():
         parse({"engine": {"model_path": "m"}, "batching": {"max_batch_size": 16, "max_tokens_in_batch": 8}})
 
 
+@pytest.mark.parametrize("path", ["trace.jsonl", "./trace.jsonl", "~/trace.jsonl", ""])
+def test_a_path_that_is_written_to_is_absolute_or_refused_by_name(path):
+    disk = {"offload": {"host_memory_gb": 1, "disk_path": path, "disk_gb": 1}}
+    with pytest.raises(InvalidConfiguration) as error:
+        parse({"engine": {"model_path": "m"}, "observability": {"trace_path": path}, "kv_cache": disk})
+    for name in ("observability.trace_path: ", "kv_cache.offload.disk_path: "):
+        assert name + ("must begin with /" if path else "") in str(error.value)
+
+
 def test_flags_win_over_the_file(tmp_path):
     path = tmp_path / "engine.yaml"
     path.write_text("engine: {model_path: m}\ngateway: {port: 1234}\n")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from paceline_server.config.group import Group, Positive
+from paceline_server.config.group import AbsolutePath, Group, Positive
 from paceline_server.config.observability import ObservabilityConfig
 from paceline_server.config.scheduling import SchedulingConfig, TiersConfig
 from paceline_server.config.tenants import TenantConfig, check_together
@@ -146,11 +146,10 @@ class OffloadConfig(Group):
     """Where cached blocks go that the device evicts, to come back when their prefix is asked for again."""
 
     host_memory_gb: float = Field(0.0, ge=0, description="Host memory for evicted blocks, in GiB; 0 lets them go.")
-    disk_path: str | None = Field(
+    disk_path: AbsolutePath | None = Field(
         None,
-        min_length=1,
-        description="Folder of this server alone for blocks that host memory is too small for; they outlive the "
-        "process. Whoever can read it can learn prompts from it.",
+        description="Folder, as an absolute path, of this server alone for blocks that host memory is too small for; "
+        "they outlive the process. Whoever can read it can learn prompts from it.",
     )
     disk_gb: float = Field(0.0, ge=0, description="Files in disk_path at most, in GiB.")
 

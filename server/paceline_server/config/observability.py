@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from paceline_server.config.group import Group
+from paceline_server.config.group import AbsolutePath, Group
 
 
 class ObservabilityConfig(Group):
     """What the server writes down about its traffic."""
 
-    trace_path: str | None = Field(
+    trace_path: AbsolutePath | None = Field(
         None,
-        min_length=1,
-        description="File to which the engine adds a line for each answer that has ended, for paceline-server simulate "
-        "and tune: sizes, times, tier, tenant, keyed digests of the prompt's blocks, never text. null writes none.",
+        description="File, as an absolute path, to which the engine adds a line for each answer that has ended, for "
+        "paceline-server simulate and tune: sizes, times, tier, tenant, keyed digests of the prompt's blocks, never "
+        "text. null writes none.",
     )
     trace_max_mb: float = Field(
         64.0,
