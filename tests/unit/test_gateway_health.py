@@ -23,10 +23,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-async def test_readyz_tells_the_phases_of_the_start(folder: Path) -> None:
+async def test_readyz_tells_the_phases_of_the_start_and_the_one_under_way_until_it_is_ready(folder: Path) -> None:
     engine = FakeEngine(folder)
     async with served(engine) as server:
-        assert (await server.client.get("/readyz")).status == 200
+        response = await server.client.get("/readyz")
+        body = await response.json()
+        assert (response.status, body["ready"], body["reason"], body["phase"]) == (200, True, "Ready", None)
         engine.ready = False
         response = await server.client.get("/readyz")
         assert (response.status, await response.json()) == (

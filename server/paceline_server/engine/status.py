@@ -34,8 +34,8 @@ class EngineStatus:
 
     @property
     def phase(self) -> str | None:
-        """Name of the phase under way, or of the last one."""
-        return self.phases[-1].name if self.phases else None
+        """Name of the phase under way; None between two, and where the engine is ready."""
+        return next((phase.name for phase in self.phases if phase.seconds is None), None)
 
 
 @dataclass(frozen=True, slots=True)
