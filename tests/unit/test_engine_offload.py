@@ -130,6 +130,34 @@ def test_a_disk_that_never_answers_delays_a_request_by_a_bounded_time():
     assert second.now < 5.0
 
 
+@pytest.mark.parametrize("slots", [6, 8, 10, 12, 16])
+@pytest.mark.parametrize("delay", [1, 2, 3])
+def test_prefixes_that_host_memory_does_not_hold_together_are_not_read_without_end(slots, delay):
+    prompts = [[10 + number, *range(1, 25)] for number in range(3)]  # six blocks each
+    first = Bench(slots=64, files=1000)
+    for prompt in prompts:
+        first.ask(prompt)
+    first.evict(20)
+
+    second = Bench(slots=slots, files=1000, stored=first.files.blocks, delay=delay)
+    for number, prompt in enumerate(prompts):
+        second.core.submit(GenerationRequest(str(number), prompt, 3, ignore_eos=True))
+    for _ in range(2_000):
+        second.core.step()
+        second.core.scheduler.check_integrity()
+    assert not second.core.has_work
+    assert second.event("read") < 1_000
+
+
+def test_a_prefix_that_host_memory_does_not_hold_does_not_push_itself_out():
+    tier = OffloadTier(range(2), disk_blocks=10, stored=[b"a", b"b", b"c"])
+    prefix = [b"a", b"b", b"c"]
+    assert tier.fetch(prefix, prefix)
+    tier.note([FileResult(job, ok=True) for job in tier.take_jobs()], now=0.1)
+    assert not tier.fetch([b"c"], prefix)
+    assert tier.slot_of(b"a") is not None
+
+
 def test_others_run_while_one_waits_for_the_disk():
     first = Bench(slots=8, files=100)
     first.ask(PROMPT)
@@ -177,10 +205,10 @@ def test_a_block_whose_write_failed_is_kept_while_there_is_room_and_then_let_go(
 
 def test_a_read_that_fails_is_told_to_the_disk_and_gives_its_slot_back():
     tier = OffloadTier(range(2), disk_blocks=10, stored=[b"a"])
-    assert tier.fetch([b"a", b"b"])
+    assert tier.fetch([b"a", b"b"], [b"a", b"b"])
     (job,) = tier.take_jobs()
     tier.check_integrity()
     tier.note([FileResult(job, ok=False)], now=1.0)
-    assert not tier.fetch([b"a"])
+    assert not tier.fetch([b"a"], [b"a"])
     assert tier.take_jobs() == [FileJob(FileAction.DELETE, b"a")]
     tier.check_integrity()

@@ -6,7 +6,7 @@ before the block, the cache salt and the model's identity, so that what is found
 
 A block enters host memory when the device evicts it. Once host memory is half full, the least recently used entries are
 written to disk one by one, so that a slot that is needed can be given up at once. A prefix that is on disk is read back
-into host memory first; its sequence waits for that, for a bounded time.
+into host memory first; its sequence waits for that while more of it comes, and no block keeps it for long.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from enum import Enum
 from itertools import islice
 from typing import Protocol
 
+from paceline_server.engine.sequence import DiskWait
+
 _MAX_FILE_JOBS = 64
 """Jobs under way together: each pins a slot."""
 
@@ -25,7 +27,7 @@ _MAX_TRIED = 2 * _MAX_FILE_JOBS
 """Entries that are looked at for one that may go: where the disk is too slow for all, blocks are not kept."""
 
 _PATIENCE_SECONDS = 1.0
-"""A read that takes longer is not waited for: by then most prompts are computed."""
+"""What brings no further block in that time is not waited for: by then most prompts are computed."""
 
 
 class FileAction(Enum):
@@ -138,16 +140,27 @@ class OffloadTier:
                 self._dirty.move_to_end(digest)
         self.totals.returned += len(digests)
 
-    def fetch(self, digests: Sequence[bytes]) -> bool:
-        """Start to read the first of these blocks from disk, as far as they are there; whether that is waited for."""
-        if not digests:
-            return False
+    def is_patient(self, wait: DiskWait, found: int) -> bool:
+        """Whether a sequence of whose prefix `found` blocks are there may wait for more.
+
+        Prefixes that push each other out of host memory, or themselves, would be read without end.
+        """
+        if wait.since is None or found > wait.found:
+            wait.found, wait.since = found, self._now
+        return self._is_due(wait.since)
+
+    def fetch(self, digests: Sequence[bytes], keep: Sequence[bytes]) -> bool:
+        """Start to read the first of these blocks from disk, as far as they are there; whether that is waited for.
+
+        Args:
+            keep: digests whose slots must stay as they are: the whole prefix.
+        """
         for digest in digests:
             if digest in self._reading or digest in self._host:
                 continue
             if digest not in self._disk or len(self._reading) + len(self._writing) >= _MAX_FILE_JOBS:
                 break
-            slot = self._take_slot(digests)
+            slot = self._take_slot(keep)
             if slot is None:
                 break
             self._reading[digest] = slot, self._now

@@ -26,6 +26,19 @@ class Parked:
     tokens: int
 
 
+@dataclass(slots=True)
+class DiskWait:
+    """How a sequence gets on that waits for its prefix to come from disk.
+
+    Attributes:
+        found: blocks of it that were there at most.
+        since: when they were first; None until it looks for them.
+    """
+
+    found: int = 0
+    since: float | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """The engine's record of one request.
@@ -43,6 +56,7 @@ class Sequence:
         number: the scheduler counts arrivals; breaks ties.
         overtaken: times that an equal of which more was cached went before it (`preference`).
         yields: times that it made room for a more urgent one (`urgency`).
+        disk_wait: for its prefix.
         blocked_since: when it was first its turn and it did not fit; None once it runs.
     """
 
@@ -59,6 +73,7 @@ class Sequence:
     parked: Parked | None = None
     cached_tokens: int | None = None
     first_scheduled: float | None = None
+    disk_wait: DiskWait = field(default_factory=DiskWait)
     blocked_since: float | None = None
     preemptions: int = 0
     overtaken: int = 0

@@ -77,11 +77,12 @@ class BlockTables:
         """Whether the block that this sequence needs next is about to come: from a running one, or from disk."""
         if not len(self._promised) and self.tier is None:
             return False
-        cached = len(self._cached_prefix(sequence))
-        missing = self._digests(sequence)[cached:]
-        if not missing:
-            return False
-        return missing[0] in self._promised or (self.tier is not None and self.tier.fetch(missing))
+        found, digests = len(self._cached_prefix(sequence)), self._digests(sequence)
+        missing = digests[found:]
+        if not missing or missing[0] in self._promised:
+            return bool(missing)
+        tier = self.tier
+        return tier is not None and tier.is_patient(sequence.disk_wait, found) and tier.fetch(missing, digests)
 
     def place(self, sequence: Sequence, reserve: int) -> bool:
         """Give a waiting sequence its blocks, with what is known of their content; False where they do not fit.
