@@ -74,6 +74,20 @@ def test_what_is_used_beyond_the_reservation_keeps_the_next_one_waiting() -> Non
     world.allowance.reserve(1, 1, 10)
 
 
+@pytest.mark.parametrize("before", [{}, {"daily_tokens": 5_000, "tokens_per_minute": 5_000}], ids=["none", "others"])
+def test_a_limit_that_comes_while_a_request_runs_is_not_raised_by_what_it_gives_back(before: dict[str, int]) -> None:
+    world = World(**before)
+    running = world.allowance.reserve(10, 4_000, 4_000)
+    for limits in ({}, {"daily_tokens": 100, "tokens_per_minute": 100}):
+        world.allowance.adopt(TenantConfig.model_validate({"name": "a", "anonymous": True, **limits}))
+    world.allowance.reserve(10, 10, 200)
+    world.allowance.settle(running, 10, 20)
+    assert world.allowance.headers()["x-ratelimit-remaining-tokens"] == "50"
+    with pytest.raises(QuotaExceeded, match="50 are left"):
+        world.now += 61.0
+        world.allowance.reserve(10, 41, 200)
+
+
 def test_a_guess_refuses_nothing_that_may_fit_and_a_wish_that_cannot_is_refused_for_good() -> None:
     world = World(tokens_per_minute=50)
     assert world.allowance.reserve(10, None, 1000).tokens == 50

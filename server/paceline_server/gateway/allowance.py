@@ -33,12 +33,15 @@ class Reservation:
     Attributes:
         answers: how many it may give.
         at: when, on the monotonic clock; `at_unix`: on the calendar's.
+        minute, day: where they are booked; None where there was no such limit.
     """
 
     tokens: int
     answers: int
     at: float
     at_unix: float
+    minute: SlidingWindow | None
+    day: DailyQuota | None
 
 
 class Allowance:
@@ -113,16 +116,21 @@ class Allowance:
             self._tokens.book(tokens, now)
         if self._day is not None:
             self._day.book(tokens, unix)
-        return Reservation(tokens, answers, now, unix)
+        return Reservation(tokens, answers, now, unix, self._tokens, self._day)
 
     def settle(self, reservation: Reservation, prompt: int, output: int) -> None:
-        """Count what a request has really used instead of what was reserved."""
-        spare = reservation.tokens - prompt - output
+        """Count what a request has really used instead of what was reserved.
+
+        Under a limit that came in the meantime nothing is reserved that could be given back.
+        """
         now, unix = self._clock(), self._calendar()
-        if self._tokens is not None:
-            self._tokens.refund(spare, reservation.at, now) if spare > 0 else self._tokens.book(-spare, now)
-        if self._day is not None:
-            self._day.refund(spare, reservation.at_unix, unix) if spare > 0 else self._day.book(-spare, unix)
+        for counter, holder, booked_at, at in (
+            (self._tokens, reservation.minute, reservation.at, now),
+            (self._day, reservation.day, reservation.at_unix, unix),
+        ):
+            if counter is not None:
+                spare = (reservation.tokens if counter is holder else 0) - prompt - output
+                counter.refund(spare, booked_at, at) if spare > 0 else counter.book(-spare, at)
         if output:
             self._mean_output += _SMOOTHING * (output / reservation.answers - self._mean_output)
 
