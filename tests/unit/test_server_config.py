@@ -1,6 +1,10 @@
 """The engine configuration file: parsed once, every mistake reported at once."""
 
+from math import inf, nan
+from typing import get_args
+
 import pytest
+from pydantic import BaseModel
 
 from paceline_server.config import ServerConfig, load, parse
 from paceline_server.errors import InvalidConfiguration
@@ -77,6 +81,9 @@ def test_flags_win_over_the_file(tmp_path):
         ("engine: {model_path: m}\ngateway: {port: 1}\ngateway: {host: x}\n", "the key 'gateway' stands twice"),
         ("engine: {model_path: m, model_path: n}\n", "the key 'model_path' stands twice"),
         ("engine: {? [a] : b}\n", "not valid YAML"),
+        ("engine: {model_path: 2026-13-45}\n", "not valid YAML"),
+        ("engine: {model_path: m}\ngateway: {port: " + "1" * 9_999 + "}\n", "not valid YAML"),
+        ("[" * 9_999, "not valid YAML"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path, content, message):
@@ -85,6 +92,30 @@ def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path, content, m
     with pytest.raises(InvalidConfiguration, match=message) as error:
         load(path)
     assert str(path) in str(error.value)
+
+
+def numbers(group=ServerConfig, path=()):
+    """Paths of all keys that hold a fraction."""
+    for name, field in group.model_fields.items():
+        kinds = [field.annotation, *get_args(field.annotation)]
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from numbers(kind, (*path, name))
+        if float in kinds:
+            yield (*path, name)
+
+
+@pytest.mark.parametrize("value", [inf, -inf, nan])
+@pytest.mark.parametrize("path", [*numbers()], ids=".".join)
+def test_no_number_is_infinite(path, value):
+    data = {"engine": {"model_path": "m"}, "tenants": [{"name": "a", "anonymous": True}]}
+    given = data
+    for group in path[:-1]:
+        given = given.setdefault(group, {})
+        given = given[0] if isinstance(given, list) else given
+    given[path[-1]] = value
+    with pytest.raises(InvalidConfiguration, match=path[-1]):
+        parse(data)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

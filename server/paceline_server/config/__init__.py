@@ -288,7 +288,7 @@ def load(path: Path, overrides: Mapping[tuple[str, str], Any] | None = None) -> 
         data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfiguration(f"cannot read {path}: {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # PyYAML lets what dates and int() say pass
         raise InvalidConfiguration(f"{path} is not valid YAML: {error}") from None
     if not isinstance(data, Mapping):
         raise InvalidConfiguration(

@@ -21,6 +21,6 @@ AbsolutePath = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]
 
 
 class Group(BaseModel):
-    """A group of keys: frozen, nothing unknown, nothing coerced."""
+    """A group of keys: frozen, nothing unknown, nothing coerced, no number infinite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())

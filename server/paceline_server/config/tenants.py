@@ -18,7 +18,7 @@ TierName = Literal["interactive", "standard", "batch"]
 TenantName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
 KeyHash = Annotated[str, StringConstraints(pattern=HASH_PATTERN)]
 Path = Annotated[str, StringConstraints(min_length=1)]
-Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Price = Annotated[float, Field(ge=0)]
 
 _PER_MILLION = "Price of a million of them, in the currency of your choice."
 
@@ -59,7 +59,7 @@ class TenantConfig(Group):
     key_variables: tuple[Path, ...] = Field(
         (), strict=False, description="Environment variables with the same content; read once, at the start."
     )
-    weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="Share of the engine relative to others (slo).")
+    weight: float = Field(1.0, gt=0, description="Share of the engine relative to others (slo).")
     tier: TierName = Field("standard", description="Tier of requests that name none.")
     tiers: tuple[TierName, ...] = Field(
         ("interactive", "standard", "batch"),

@@ -218,6 +218,8 @@ def _read(config: TenantConfig, path: Path) -> str:
         raise InvalidConfiguration(f"tenant {config.name}: cannot read the keys of {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InvalidConfiguration(f"tenant {config.name}: {path} is not UTF-8 text") from None
+    except ValueError:
+        raise InvalidConfiguration(f"tenant {config.name}: {str(path)!r} is no path (key_files)") from None
 
 
 def _hashes(config: TenantConfig, source: str, text: str) -> frozenset[str]:
