@@ -170,7 +170,7 @@ def test_a_file_of_keys_that_cannot_be_used_is_named_without_its_content(
 def test_keys_that_are_not_there_are_named() -> None:
     with pytest.raises(InvalidConfiguration, match=r"tenant a: cannot read the keys of /nowhere/keys: No such file"):
         book({"name": "a", "key_files": ["/nowhere/keys"]})
-    with pytest.raises(InvalidConfiguration, match="tenant a: '/nowhere.x00keys' is no path"):
+    with pytest.raises(InvalidConfiguration, match=r"tenant a: '/nowhere\\x00keys' is no path"):
         book({"name": "a", "key_files": ["/nowhere\0keys"]})
     with pytest.raises(InvalidConfiguration, match="no variable TEAM_KEY"):
         book({"name": "a", "key_variables": ["TEAM_KEY"]})
