@@ -91,6 +91,27 @@ def test_a_detached_service_that_cannot_start_fails_with_the_reason_and_leaves_n
     assert servers_of(folder) == []
 
 
+def test_a_detached_service_whose_port_is_taken_says_who_is_there_and_how_the_user_stops_it(folder: Path) -> None:
+    """By the path that the user has typed, though another program starts the service."""
+    program = folder / "bin" / "paceline"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\nimport sys\nfrom paceline_operator.cli import main\nsys.exit(main())\n")
+    program.chmod(0o755)
+    command = [str(program), *up_command(folder, fake_service(), "--detach")[3:]]
+    up = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=of_this_checkout())
+    port = next(word for word in up.stdout.split() if word.startswith("http://127.0.0.1")).split(":")[2].split("/")[0]
+    other = [str(program), *up_command(folder, fake_service("other"), "--detach", "--port", port)[3:]]
+    refused = subprocess.run(other, capture_output=True, text=True, timeout=60, check=False, env=of_this_checkout())
+    assert refused.returncode == 1
+    assert f"the LLMService fake is up there: stop it with `{program} down fake`" in refused.stderr
+    assert cli.main(["down", "fake"]) == 0
+
+
+def of_this_checkout() -> dict[str, str]:
+    """The environment of a program that lies elsewhere and is to find the packages of this process."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
 def test_sigkill_of_paceline_up_leaves_no_server_and_no_service_in_the_table(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

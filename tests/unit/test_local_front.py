@@ -8,9 +8,6 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-import pytest
-
-from paceline_operator.local.errors import AddressInUse
 from paceline_operator.local.front import Address, FrontDoor, Refusal
 
 HOST = "127.0.0.1"
@@ -117,9 +114,3 @@ async def test_a_pod_that_dies_in_the_middle_ends_the_caller_s_connection() -> N
         writer.write(b"hello\n")
         assert await asyncio.wait_for(reader.read(), 60) in (b"half", b"")
         writer.close()
-
-
-async def test_an_address_that_is_taken_is_told_with_what_to_do() -> None:
-    async with door() as port:
-        with pytest.raises(AddressInUse, match=f"127.0.0.1:{port}.*--port"):
-            await FrontDoor(lambda: (), lambda: Refusal("")).start(HOST, port)

@@ -228,9 +228,28 @@ async def test_nothing_is_started_when_the_port_is_taken(terminal: Terminal) -> 
     taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     async with taken:
         port = taken.sockets[0].getsockname()[1]
-        with pytest.raises(AddressInUse, match="--port"):
+        with pytest.raises(AddressInUse, match=f"127.0.0.1:{port} .*: stop what is there, or choose .* with --port N"):
             await terminal.up(fake_service(), port=port)
     assert not terminal.state.pods.exists()
+
+
+async def test_a_port_that_another_service_of_ours_has_is_told_with_its_name_and_what_stops_it(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_PORT_OPTION", "PORT=N")
+    async with terminal.running(fake_service()):
+        snapshot = await terminal.until(lambda found: found.url)
+        with pytest.raises(AddressInUse) as refused:
+            await Terminal(terminal.folder).up(fake_service("other"), port=int(snapshot.url.rpartition(":")[2]))
+    assert str(refused.value).endswith(
+        "the LLMService fake is up there: stop it with `paceline down fake`, or choose another with PORT=N"
+    )
+
+
+async def test_an_address_that_is_not_this_machine_s_is_not_told_as_taken(terminal: Terminal) -> None:
+    with pytest.raises(AddressInUse) as refused:
+        await terminal.up(fake_service(), host="192.0.2.1")
+    assert str(refused.value).endswith("choose an address of this machine with --host")
 
 
 async def test_a_service_that_is_up_already_is_asked_and_left_as_it_is(terminal: Terminal) -> None:

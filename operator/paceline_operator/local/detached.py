@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 
 from paceline_operator.local.errors import StartFailed
+from paceline_operator.local.invocation import PROGRAM, called_as
 from paceline_operator.local.process import last_words
 from paceline_operator.local.state import Snapshot, StateFolder
 
@@ -31,6 +33,7 @@ class Detached:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                env={**os.environ, PROGRAM: called_as()},
             )
         return cls(process, folder)
 

@@ -5,7 +5,7 @@
         ├── InvalidManifest      the file holds no LLMService that can run; carries every mistake
         ├── AlreadyRunning       the service is up in another process
         ├── NotRunning           no such service is known on this machine
-        ├── AddressInUse         something else listens on the service's port
+        ├── AddressInUse         the service's address cannot be listened on; says who is there
         ├── NotSupportedLocally  the pod asks for something that local mode does not do; names it
         ├── CannotStart          the container cannot be created; carries the kubelet's reason
         ├── StartFailed          the service does not become ready, and waiting longer would not change that
@@ -42,7 +42,7 @@ class NotRunning(LocalError):
 
 
 class AddressInUse(LocalError):
-    """Another program listens on the address of the front door."""
+    """The address of the front door is taken, or not for this user."""
 
 
 class NotSupportedLocally(LocalError):

@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline_operator.cluster import Manifest
 from paceline_operator.local import pod as pods_
-from paceline_operator.local.errors import AddressInUse
 from paceline_operator.local.race import first_of, forever
 from paceline_operator.local.store import labels_match
 from paceline_operator.pods import is_ready
@@ -79,15 +77,9 @@ class FrontDoor:
         """Listen. Returns the port, which is a free one where `port` is 0.
 
         Raises:
-            AddressInUse: another program listens there, or this user may not.
+            OSError: another program listens there, or this user may not.
         """
-        try:
-            self._server = await asyncio.start_server(self._serve, host, port)
-        except OSError as error:
-            why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-            raise AddressInUse(
-                f"cannot listen on {host}:{port} ({why}): stop what is there, or choose another --port"
-            ) from None
+        self._server = await asyncio.start_server(self._serve, host, port)
         return int(self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:

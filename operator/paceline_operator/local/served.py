@@ -14,6 +14,7 @@ from paceline_operator.conditions import Condition, ConditionType, Truth, settle
 from paceline_operator.local import machine
 from paceline_operator.local.front import DRAINING, FrontDoor, Refusal
 from paceline_operator.local.manifest import IMAGE
+from paceline_operator.local.occupied import refusal
 from paceline_operator.local.plane import Plane
 from paceline_operator.local.progress import condition
 from paceline_operator.local.runner import Node
@@ -44,12 +45,16 @@ class Served:
         """Listen on the address (port 0: any free one). Nothing is started before that works.
 
         Raises:
-            AddressInUse: another program listens there.
+            AddressInUse: another program listens there, or this user may not.
         """
         node = Node(await machine.detect(), folder.pods, model_store(environment), environment)
         served = cls(Plane(service, IMAGE, node, _ignore), folder)
         host, port = address
-        served._url = f"http://{_reachable(host)}:{await served._front.start(host, port)}"
+        try:
+            port = await served._front.start(host, port)
+        except OSError as error:
+            raise refusal(host, port, error, environment) from None
+        served._url = f"http://{_reachable(host)}:{port}"
         shutil.rmtree(folder.pods, ignore_errors=True)  # of an earlier time
         return served
 
