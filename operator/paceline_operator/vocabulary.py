@@ -27,6 +27,7 @@ _SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _SAME_SHAPE: Final = ("scheduling", "tenants")  # sections that the two have alike, but for the letters' case
+_KEYS: Final = "key_files"  # of a tenant: one, made from keysFrom
 _PATH: Final = re.compile(r"(?<![\w./])(?:engine|batching|kv_cache|gateway|observability|scheduling|tenants)(?:\.\w+)+")
 
 
@@ -37,6 +38,8 @@ def in_words_of_the_spec(text: str) -> str:
 
 def _field(path: str) -> str:
     section, *rest = path.split(".")
+    if _KEYS in rest:
+        rest = [*rest[: rest.index(_KEYS)], "keysFrom"]
     if section in _SAME_SHAPE:
         return ".".join(["spec", section, *(to_camel(part) for part in rest)])
     return _SETTINGS.get(path, path)

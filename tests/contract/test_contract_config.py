@@ -13,6 +13,7 @@ from paceline_operator.desired import render
 from paceline_operator.desired.config import engine_config, server_path
 from paceline_operator.spec import EngineSpec, HandoverSpec, parse_service, section_type
 from paceline_operator.tenancy import SchedulingSpec, TenantSpec
+from paceline_operator.vocabulary import in_words_of_the_spec
 from paceline_server import cli
 from paceline_server.config import HandoverConfig, ServerConfig, parse
 from paceline_server.config.tenants import PricesConfig, TenantConfig
@@ -189,6 +190,14 @@ def test_the_servers_tenants_find_their_keys_where_the_pod_mounts_the_secrets(tm
     book = TenantBook(parse(engine_config(service(tenants=[TENANT, other]))).tenants, {KEYS_FOLDER: str(tmp_path)})
     assert book.identify(["Bearer sk-team-a-0123456789"]).name == "team-a"
     assert book.identify(["Bearer sk-team-b-0123456789"]).name == "team.b"
+
+
+def test_a_key_that_the_server_cannot_use_is_told_by_the_field_that_names_its_secret(tmp_path):
+    (tmp_path / TENANT["name"]).write_text("short")
+    tenants = parse(engine_config(service(tenants=[TENANT]))).tenants
+    with pytest.raises(InvalidConfiguration) as refused:
+        TenantBook(tenants, {KEYS_FOLDER: str(tmp_path)})
+    assert in_words_of_the_spec(str(refused.value)).startswith("spec.tenants.0.keysFrom (tenant team-a), line 1: a key")
 
 
 def test_a_fresh_replica_asks_the_service_that_leads_to_the_others_with_the_secret_they_share():

@@ -150,35 +150,36 @@ def test_keys_come_from_files_and_variables_plain_or_hashed(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("", "has no keys"),
-        ("# none\n", "has no keys"),
-        ("short", "line 1: a key has 16"),
-        (f"{KEY}\nwith a space in it", "line 2"),
-        ("schlüssel-schlüssel", "printable ASCII"),
+        ("", ": no keys stand there"),
+        ("# none\n", ": no keys stand there"),
+        ("short", ", line 1: a key has 16"),
+        (f"{KEY}\nwith a space in it", ", line 2"),
+        ("schlüssel-schlüssel", ", line 1: a key is of printable ASCII"),
     ],
 )
-def test_a_file_of_keys_that_cannot_be_used_is_named_without_its_content(
+def test_a_file_of_keys_that_cannot_be_used_is_named_by_its_setting_without_its_content(
     tmp_path: Path, content: str, says: str
 ) -> None:
     (tmp_path / "keys").write_text(content)
-    with pytest.raises(InvalidConfiguration, match=says) as caught:
-        book({"name": "a", "key_files": [str(tmp_path / "keys")]})
-    assert "tenant a" in str(caught.value)
+    with pytest.raises(InvalidConfiguration) as caught:
+        book(FREE, {"name": "a", "key_files": ["keys"]}, PACELINE_KEYS_FOLDER=str(tmp_path))
+    assert str(caught.value).startswith(f"tenants.1.key_files.0 (tenant a){says}")
+    assert str(tmp_path) not in str(caught.value), "a folder that an operator has made, and no user has written"
     assert all(line.strip() not in str(caught.value) for line in content.splitlines() if len(line) > 5)
 
 
 def test_keys_that_are_not_there_are_named() -> None:
-    with pytest.raises(InvalidConfiguration, match=r"tenant a: cannot read the keys of /nowhere/keys: No such file"):
+    with pytest.raises(InvalidConfiguration, match=r"key_files\.0 \(tenant a\): cannot read /nowhere/keys: No such"):
         book({"name": "a", "key_files": ["/nowhere/keys"]})
-    with pytest.raises(InvalidConfiguration, match=r"tenant a: '/nowhere\\x00keys' is no path"):
+    with pytest.raises(InvalidConfiguration, match=r"key_files\.0 \(tenant a\): '/nowhere\\x00keys' is no path"):
         book({"name": "a", "key_files": ["/nowhere\0keys"]})
-    with pytest.raises(InvalidConfiguration, match="no variable TEAM_KEY"):
+    with pytest.raises(InvalidConfiguration, match=r"key_variables\.0 .*no variable TEAM_KEY"):
         book({"name": "a", "key_variables": ["TEAM_KEY"]})
 
 
 def test_a_key_of_two_tenants_is_refused_wherever_it_comes_from(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(KEY)
-    with pytest.raises(InvalidConfiguration, match="have a key in common"):
+    with pytest.raises(InvalidConfiguration, match=r"tenants\.0 \(team-a\) and tenants\.1 \(b\) have a key in common"):
         book(TEAM_A, {"name": "b", "key_files": [str(tmp_path / "keys")]})
 
 

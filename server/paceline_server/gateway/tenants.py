@@ -130,7 +130,7 @@ class TenantBook:
         return self._take(self._configs if self._source is None else self._source())
 
     def _take(self, configs: Sequence[TenantConfig]) -> bool:
-        keys = {config.name: _keys_of(config, self._environment) for config in configs}
+        keys = {config.name: _keys_of(place, config, self._environment) for place, config in enumerate(configs)}
         if (keys, configs) == (self._keys, self._configs):
             return False
         tenants = [Tenant(config, _salt_key(config.name, keys[config.name])) for config in configs]
@@ -142,11 +142,14 @@ class TenantBook:
 
     def _index(self, tenants: Sequence[Tenant], keys: Mapping[str, frozenset[str]]) -> dict[bytes, Tenant]:
         found: dict[bytes, Tenant] = {}
-        for tenant in tenants:
+        for place, tenant in enumerate(tenants):
             for digest in keys[tenant.name]:
                 other = found.setdefault(self._blind(digest), tenant)
                 if other is not tenant:
-                    raise InvalidConfiguration(f"tenants {other.name} and {tenant.name} have a key in common")
+                    raise InvalidConfiguration(
+                        f"tenants.{tenants.index(other)} ({other.name}) and tenants.{place} ({tenant.name}) have a key "
+                        "in common; a key says whose request it is"
+                    )
         return found
 
     def _find(self, key: str) -> Tenant | None:
@@ -195,38 +198,40 @@ def _salt_key(name: str, keys: frozenset[str]) -> bytes:
     return hashlib.sha256("\n".join([name, *sorted(keys)]).encode()).digest()
 
 
-def _keys_of(config: TenantConfig, environment: Mapping[str, str]) -> frozenset[str]:
+def _keys_of(place: int, config: TenantConfig, environment: Mapping[str, str]) -> frozenset[str]:
+    """The keys of the tenant at that place of the list."""
     keys = set(config.key_hashes)
-    for name in config.key_files:
-        path = Path(environment.get(KEYS_FOLDER, "")) / name
-        keys |= _hashes(config, f"the file {path}", _read(config, path))
-    for name in config.key_variables:
+    for index, name in enumerate(config.key_files):
+        source = f"tenants.{place}.key_files.{index} (tenant {config.name})"
+        keys |= _hashes(source, _read(source, Path(environment.get(KEYS_FOLDER, "")) / name))
+    for index, name in enumerate(config.key_variables):
+        source = f"tenants.{place}.key_variables.{index} (tenant {config.name})"
         if name not in environment:
-            raise InvalidConfiguration(f"tenant {config.name}: the environment has no variable {name} (key_variables)")
-        keys |= _hashes(config, f"the variable {name}", environment[name])
+            raise InvalidConfiguration(f"{source}: the environment has no variable {name}")
+        keys |= _hashes(source, environment[name])
     return frozenset(keys)
 
 
-def _read(config: TenantConfig, path: Path) -> str:
+def _read(source: str, path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_KEY_FILE_BYTES + 1)
         if len(data) > MAX_KEY_FILE_BYTES:
-            raise InvalidConfiguration(f"tenant {config.name}: {path} is larger than a file of keys can be")
+            raise InvalidConfiguration(f"{source}: what stands there is larger than a file of keys can be")
         return data.decode()
     except OSError as error:
-        raise InvalidConfiguration(f"tenant {config.name}: cannot read the keys of {path}: {error.strerror}") from None
+        raise InvalidConfiguration(f"{source}: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise InvalidConfiguration(f"tenant {config.name}: {path} is not UTF-8 text") from None
+        raise InvalidConfiguration(f"{source}: what stands there is not UTF-8 text") from None
     except ValueError:
-        raise InvalidConfiguration(f"tenant {config.name}: {str(path)!r} is no path (key_files)") from None
+        raise InvalidConfiguration(f"{source}: {str(path)!r} is no path") from None
 
 
-def _hashes(config: TenantConfig, source: str, text: str) -> frozenset[str]:
+def _hashes(source: str, text: str) -> frozenset[str]:
     try:
         found = hashes_of(text)
     except ValueError as error:
-        raise InvalidConfiguration(f"tenant {config.name}: {source}, {error}") from None
+        raise InvalidConfiguration(f"{source}, {error}") from None
     if not found:
-        raise InvalidConfiguration(f"tenant {config.name}: {source} has no keys")
+        raise InvalidConfiguration(f"{source}: no keys stand there")
     return found
