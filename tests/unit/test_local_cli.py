@@ -73,8 +73,8 @@ def test_a_detached_service_is_listed_logged_and_stopped(folder: Path, capsys: p
         assert json.load(answer)["ready"]
     assert cli.main(["status"]) == 0
     heading, row = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["NAME", "MODEL", "READY", "QUEUE", "TTFT-P95", "URL", "REASON", "AGE"]
-    assert row.split()[:3] == ["fake", "hf://fake/Model", "True"]
+    assert heading.split() == ["NAME", "MODEL", "READY", "REPLICAS", "QUEUE", "TTFT-P95", "URL", "REASON", "AGE"]
+    assert row.split()[:4] == ["fake", "hf://fake/Model", "True", "1/1"]
     assert cli.main(["logs", "fake"]) == 0
     assert cli.main(["down", "fake"]) == 0
     until(lambda: not servers_of(folder))

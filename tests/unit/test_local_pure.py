@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,15 @@ def test_restarts_back_off_from_at_once_to_the_cap_and_start_over_after_a_long_r
 )  # fmt: skip
 def test_ages_are_written_as_kubectl_writes_them(seconds: int, text: str) -> None:
     assert columns.age(timedelta(seconds=seconds)) == text
+
+
+@pytest.mark.parametrize(("status", "shown"), [({}, "0/3"), ({"readyReplicas": 1, "replicas": 3}, "1/3")])
+def test_the_table_says_how_many_replicas_are_ready_of_those_that_are_wanted(
+    status: dict[str, Any], shown: str
+) -> None:
+    service = {"metadata": {"name": "x"}, "spec": {"model": "hf://a/b", "replicas": 3}, "status": status}
+    heading, row = columns.table([service], datetime.now(UTC)).splitlines()
+    assert row[heading.index("REPLICAS") :].split()[0] == shown
 
 
 def test_the_packaged_crd_is_the_repository_s() -> None:

@@ -103,10 +103,10 @@ async def test_a_prompt_is_answered_with_its_numbers_and_the_table_and_everythin
     assert "TTFT " in text
     assert "tokens/s" in text
     heading = next(line for line in lines if line.startswith("NAME"))
-    assert heading.split() == ["NAME", "MODEL", "READY", "QUEUE", "TTFT-P95", "URL", "REASON", "AGE"]
+    assert heading.split() == ["NAME", "MODEL", "READY", "REPLICAS", "QUEUE", "TTFT-P95", "URL", "REASON", "AGE"]
     row = lines[lines.index(heading) + 1].split()
-    assert row[:4] == ["fake", "hf://fake/Model", "True", "0"]
-    assert float(row[4]) > 0
+    assert row[:5] == ["fake", "hf://fake/Model", "True", "1/1", "0"]
+    assert float(row[5]) > 0
     assert terminal.state.holder() is None
 
 

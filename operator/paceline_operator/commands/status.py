@@ -16,7 +16,8 @@ def main(arguments: Sequence[str]) -> int:
     """Print the LLMServices that run on this machine, as `kubectl get llm` prints those of a namespace."""
     argparse.ArgumentParser(
         prog="paceline status",
-        description="List the LLMServices that run on this machine, with the columns of `kubectl get llm`.",
+        description="List the LLMServices that run on this machine, with the columns of `kubectl get llm` and the "
+        "replicas, ready/desired.",
     ).parse_args(arguments)
     snapshots = [snapshot for folder in StateFolder.all(os.environ) if (snapshot := folder.read())]
     if not snapshots:

@@ -1,4 +1,4 @@
-"""LLMServices as `kubectl get llm` prints them: the columns come from the CRD, the layout is kubectl's.
+"""LLMServices as `kubectl get llm` prints them, with the replicas: columns come from the CRD, the layout is kubectl's.
 
 Called by `paceline status`, and by `paceline up` after a prompt.
 """
@@ -17,16 +17,18 @@ import yaml
 from paceline_operator.cluster import Manifest
 
 _PADDING = 3  # kubectl's tab writer
+_REPLICAS = "Replicas"  # ready ones with `kubectl get -o wide`, whose columns hold one field; ready/desired here
 _STEP = re.compile(r"""\.(?P<key>\w+)|\[\?\(@\.(?P<field>\w+)\s*==\s*"(?P<value>[^"]*)"\)\]""")
 """The two steps of JSONPath that our columns use: a key, and the item of a list whose field has a value."""
 
 
 @cache
 def printer_columns() -> tuple[Manifest, ...]:
-    """The CRD's additionalPrinterColumns that kubectl shows without `-o wide`."""
+    """The CRD's additionalPrinterColumns that kubectl shows without `-o wide`, and the replicas."""
     crd = yaml.safe_load((resources.files("paceline_operator") / "crd.yaml").read_text(encoding="utf-8"))
     (version,) = crd["spec"]["versions"]
-    return tuple(column for column in version["additionalPrinterColumns"] if column.get("priority", 0) == 0)
+    columns = version["additionalPrinterColumns"]
+    return tuple(column for column in columns if column.get("priority", 0) == 0 or column["name"] == _REPLICAS)
 
 
 def table(services: Sequence[Manifest], now: datetime) -> str:
@@ -39,8 +41,16 @@ def table(services: Sequence[Manifest], now: datetime) -> str:
 
 
 def _cells(service: Manifest, now: datetime) -> list[str]:
-    values = ((column["type"], _find(service, column["jsonPath"])) for column in printer_columns())
-    return [_format(kind, value, now) for kind, value in values]
+    return [
+        _replicas(service)
+        if column["name"] == _REPLICAS
+        else _format(column["type"], _find(service, column["jsonPath"]), now)
+        for column in printer_columns()
+    ]
+
+
+def _replicas(service: Manifest) -> str:
+    return f"{service.get('status', {}).get('readyReplicas', 0)}/{service['spec']['replicas']}"
 
 
 def _find(value: Any, path: str) -> Any:
