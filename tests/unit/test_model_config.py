@@ -101,8 +101,8 @@ def test_what_a_file_leaves_out_is_asked_of_transformers(left_out: str, tmp_path
 
 
 def test_end_tokens_come_from_the_generation_config_first(tmp_path: Path) -> None:
-    assert eos_token_ids(tmp_path, {"eos_token_id": 2}) == (2,)
+    assert eos_token_ids(tmp_path, {"eos_token_id": 2, "vocab_size": 10}) == (2,)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 9]}))
-    assert eos_token_ids(tmp_path, {"eos_token_id": 2}) == (2, 9)
+    assert eos_token_ids(tmp_path, {"eos_token_id": 2, "vocab_size": 10}) == (2, 9)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
-    assert eos_token_ids(tmp_path, {"eos_token_id": 2}) == ()
+    assert eos_token_ids(tmp_path, {"eos_token_id": 2, "vocab_size": 10}) == ()

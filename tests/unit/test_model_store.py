@@ -102,6 +102,22 @@ def test_a_missing_shard_is_reported_by_name(tmp_path: Path) -> None:
         resolve(f"file://{folder}", tmp_path, no_fetch)
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        *("", "{", "[]", "{}", "[" * 9_999),
+        *(f'{{"weight_map": {said}}}' for said in ("null", "[]", "{}", '{"a": 1}', '{"a": []}', '{"a": ""}')),
+        *(f'{{"weight_map": {{"a": "{name}"}}}}' for name in ("../model.safetensors", "/etc/passwd", "..", "a/b")),
+    ],
+    ids=lambda index: index[:40],
+)
+def test_an_index_that_names_no_files_of_the_folder_is_reported(tmp_path: Path, index: str) -> None:
+    folder = write_model(tmp_path / "m", "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelNotFound, match=r"model\.safetensors\.index\.json is damaged"):
+        resolve(str(folder), tmp_path, no_fetch)
+
+
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.Q4_1.gguf"])
 def test_weights_in_another_format_are_refused_by_name(tmp_path: Path, name: str) -> None:
     folder = write_model(tmp_path / "m", name)

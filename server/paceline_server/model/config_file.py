@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline_server.errors import ModelUnsupported
+from paceline_server.model.config_values import EndTokens, require_values
 from paceline_server.model.support import STATIC_ROPE_TYPES, require_supported
 
 Config = dict[str, Any]
@@ -41,6 +42,8 @@ _SAID: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """What a file of a family must say to be read here: whatever has a default that is a number of that family's own."""
 
+_MAY_BE_NULL = frozenset({"attn_logit_softcapping", "eos_token_id", "final_logit_softcapping", "sliding_window"})
+
 _TIED = frozenset({"gemma2", "gemma3_text"})
 """Families whose head is their embedding, unless they say otherwise."""
 
@@ -57,13 +60,8 @@ def read(folder: Path, require: Callable[[Mapping[str, Any]], None] = require_su
     Raises:
         ModelUnsupported: it asks for something that we do not honour, or it cannot be understood.
     """
-    path = folder / "config.json"
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelUnsupported(f"{path} cannot be read: {error}") from None
-    if not isinstance(said, dict):
-        raise ModelUnsupported(f"{path} is not a JSON object")
+    said = _object(folder / "config.json")
+    require_values(said)
     require(said)
     return said
 
@@ -87,9 +85,10 @@ def complete(folder: Path) -> Config:
 def completed(said: Mapping[str, Any]) -> Config | None:
     """A file's content with what is left out of it; None where only transformers knows that."""
     family = said.get("model_type")
-    if family not in _SAID or not all(key in said for key in (*_SAID_BY_ALL, *_SAID[family])):
-        return None
-    if not all(type(said[key]) is int and said[key] > 0 for key in _COUNTS):
+    needed = (*_SAID_BY_ALL, *_SAID.get(str(family), ()))
+    if family not in _SAID or any(
+        said.get(key) is None and (key not in said or key not in _MAY_BE_NULL) for key in needed
+    ):
         return None
     windows = bool(said.get("sliding_window")) and said.get("use_sliding_window", True)
     if windows and family.startswith("qwen") and "layer_types" not in said:
@@ -141,10 +140,29 @@ def _whole(parameters: Config) -> Config | None:
 
 
 def eos_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Tokens that end a sequence: those of generation_config.json, else of config.json."""
+    """Tokens that end a sequence: those of generation_config.json, else of config.json.
+
+    Raises:
+        ModelUnsupported: they are no tokens of the vocabulary, or the file cannot be understood.
+    """
     path = folder / "generation_config.json"
-    generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    generation = _object(path) if path.is_file() else {}
+    require_values(generation, EndTokens, path.name)
     eos = generation.get("eos_token_id", config["eos_token_id"])
-    if eos is None:
-        return ()
-    return (eos,) if isinstance(eos, int) else tuple(eos)
+    found = (eos,) if isinstance(eos, int) else tuple(eos or ())
+    if beyond := [token for token in found if token >= config["vocab_size"]]:
+        raise ModelUnsupported(
+            f"eos_token_id: {beyond[0]} is not in the vocabulary of {config['vocab_size']} tokens "
+            f"({folder}: generation_config.json, config.json)"
+        )
+    return found
+
+
+def _object(path: Path) -> Config:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelUnsupported(f"{path} cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelUnsupported(f"{path} is not a JSON object")
+    return content

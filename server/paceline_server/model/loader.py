@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -22,6 +23,9 @@ from paceline_server.model.attention.hook import IMPLEMENTATION
 from paceline_server.model.cache import GIB
 from paceline_server.model.checkpoint import Checkpoint, require_room
 from paceline_server.model.support import require_supported
+
+_CANNOT_BE_READ = (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
+"""What transformers raises for a configuration that makes no sense to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ def read_config(folder: Path, require: Callable[[Mapping[str, Any]], None] = req
     config_file.read(folder, require)  # before transformers sees it: its answer to custom code is a question
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except _CANNOT_BE_READ as error:
         raise ModelUnsupported(f"transformers cannot read {folder / 'config.json'}: {error}") from error
     require(config.to_dict())  # again, with the defaults of the family
     return config
@@ -140,8 +144,8 @@ def _from_pretrained(
             output_loading_info=True,
             **options,
         )
-    except (ValueError, RuntimeError, OSError, SafetensorError) as error:
-        raise ModelUnsupported(f"transformers cannot load {folder}: {error}") from error
+    except (*_CANNOT_BE_READ, RuntimeError, OSError, SafetensorError) as error:
+        raise ModelUnsupported(f"transformers cannot load {folder}: {error!r}") from error
     wrong = {key: sorted(map(str, report[key])) for key in ("missing_keys", "mismatched_keys") if report.get(key)}
     if wrong:
         names = "; ".join(f"{key.replace('_', ' ')}: {', '.join(names[:3])}" for key, names in wrong.items())

@@ -23,6 +23,8 @@ DEFAULT_STORE = "~/.cache/paceline/models"
 
 _HUB_NAME = re.compile(r"(?P<organisation>[\w.-]+)/(?P<name>[\w.-]+?)(@(?P<revision>[\w./-]+))?", re.ASCII)
 
+_WEIGHTS = re.compile(r"[^/]+\.safetensors")
+
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
@@ -145,10 +147,24 @@ def require_model(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Names of the files that hold the weights: those of the index where there is one, else the single file."""
+    """Names of the files that hold the weights: those of the index where there is one, else the single file.
+
+    Raises:
+        ModelNotFound: the index is damaged.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        return _indexed(index)
     if (folder / "model.safetensors").is_file():
         return ["model.safetensors"]
     return sorted(path.name for path in folder.glob("*.safetensors"))
+
+
+def _indexed(index: Path) -> list[str]:
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelNotFound(f"{index} is damaged ({error!r}); remove the folder to fetch it again") from None
+    if not names or not all(isinstance(name, str) and _WEIGHTS.fullmatch(name) for name in names):
+        raise ModelNotFound(f"{index} is damaged: its weight_map must name safetensors files of the folder")
+    return sorted(names)
