@@ -268,6 +268,7 @@ async def test_a_service_that_is_up_already_is_asked_and_left_as_it_is(terminal:
 async def test_load_scales_the_service_up_behind_the_same_url(terminal: Terminal) -> None:
     service = fake_service(
         environment={"FAKE_TOKENS": "1000", "FAKE_TOKEN_SECONDS": "0.05"},
+        resources={"requests": {"cpu": "10m"}},
         autoscaling={"minReplicas": 1, "maxReplicas": 2, "targetQueueDepth": 2},
         drainSeconds=0,
     )
@@ -280,3 +281,10 @@ async def test_load_scales_the_service_up_behind_the_same_url(terminal: Terminal
         assert ready["ScalingReady"] == "ValidMetricFound"
         for stream in streams:
             stream.close()
+
+
+async def test_a_service_that_a_cluster_would_scale_further_says_once_what_bounds_it_here(terminal: Terminal) -> None:
+    service = fake_service(autoscaling={"maxReplicas": 9000})
+    assert await terminal.up(service, prompt="Where?") == 0
+    (line,) = [line for line in terminal.output.getvalue().splitlines() if "maxReplicas" in line]
+    assert line.startswith("  note: spec.autoscaling.maxReplicas: 1 on this machine: each computes with ")

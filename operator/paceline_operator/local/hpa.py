@@ -20,6 +20,7 @@ from paceline_operator.cluster import Key, Load, Manifest
 from paceline_operator.load_board import LoadBoard
 from paceline_operator.local import autoscaler
 from paceline_operator.local.cluster import LoadSource
+from paceline_operator.local.room import Room, bounded
 from paceline_operator.local.store import Store
 from paceline_operator.pods import is_ready
 
@@ -29,9 +30,10 @@ _HISTORY_SECONDS = 3600.0  # the longest stabilisation window that Kubernetes al
 
 
 class HpaController:
-    """Scales one service by its HorizontalPodAutoscaler, where it has one."""
+    """Scales one service by its HorizontalPodAutoscaler, where it has one, as far as the machine has room."""
 
-    def __init__(self, store: Store, key: Key, session: aiohttp.ClientSession) -> None:
+    def __init__(self, store: Store, key: Key, session: aiohttp.ClientSession, most: Room | None = None) -> None:
+        self._most = most
         self._store = store
         self._key = key
         self._collector = Collector(LoadSource(store), session)
@@ -68,7 +70,7 @@ class HpaController:
         scale = autoscaler.Scale(replicas, ready=len(self._ready()))
         values = {name: read(pressure) for name, read in METRICS.items()}
         now = time.monotonic()
-        decision = autoscaler.decide(hpa, scale, values, self._past, now)
+        decision = autoscaler.decide(bounded(hpa, self._most), scale, values, self._past, now)
         self._remember(autoscaler.Moment(now, decision.proposed, decision.replicas - replicas))
         self._store.scale(names.KIND, self._key.name, decision.replicas)
         status = {

@@ -69,7 +69,7 @@ def place(pod: Manifest, machine: Machine, held: Iterable[Placement]) -> Placeme
     Raises:
         ValueError: a quantity in the pod's resources cannot be read.
     """
-    requests = _requests(pod)
+    requests = requests_of(pod)
     others = tuple(held)
     cpu, memory = requests.pop("cpu", Decimal(0)), requests.pop("memory", Decimal(0))
     taken = {gpu for placement in others for gpu in placement.gpus}
@@ -87,7 +87,7 @@ def place(pod: Manifest, machine: Machine, held: Iterable[Placement]) -> Placeme
     return Placement(cpu, memory, free_gpus[:gpus])
 
 
-def _requests(pod: Manifest) -> dict[str, Decimal]:
+def requests_of(pod: Manifest) -> dict[str, Decimal]:
     """Requests of all containers; a limit without a request is one, as the API server has it."""
     total: dict[str, Decimal] = {}
     for container in pod["spec"]["containers"]:

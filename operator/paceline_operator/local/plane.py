@@ -21,9 +21,11 @@ from paceline_operator.local.front import Address, endpoints
 from paceline_operator.local.hpa import HpaController
 from paceline_operator.local.kubelet import Kubelet
 from paceline_operator.local.pod import port
+from paceline_operator.local.room import room
 from paceline_operator.local.runner import Node
 from paceline_operator.local.store import Store
 from paceline_operator.reconcile import reconcile
+from paceline_operator.spec import parse_spec
 
 
 class Plane:
@@ -43,6 +45,7 @@ class Plane:
         self._node = node
         self._on_event = on_event
         self._kubelet = Kubelet(self.store, node)
+        self._most = room(parse_spec(service["spec"]), node.machine)
         self.store.apply(service)
 
     @property
@@ -68,7 +71,7 @@ class Plane:
         async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
             group.create_task(self._kubelet.run())
             group.create_task(self._control_deployment())
-            hpa = HpaController(self.store, self.key, session)
+            hpa = HpaController(self.store, self.key, session, self._most)
             group.create_task(hpa.run())
             group.create_task(self._reconcile(LocalCluster(self.store, hpa.read_load, self._on_event)))
 

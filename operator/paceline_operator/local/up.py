@@ -18,7 +18,7 @@ from typing import TextIO
 
 from paceline_operator import names
 from paceline_operator.cluster import Manifest
-from paceline_operator.local import columns, manifest, secrets
+from paceline_operator.local import columns, machine, manifest, room, secrets
 from paceline_operator.local.cluster import key_of
 from paceline_operator.local.detached import Detached
 from paceline_operator.local.errors import AlreadyRunning, NotSupportedLocally, StartFailed
@@ -68,7 +68,7 @@ async def up(options: UpOptions, output: TextIO = sys.stdout, environment: Mappi
     session = _Session(options, service, Progress(output), key)
     if running := folder.read():
         return await session.visit(folder, running)
-    session.introduce()
+    session.introduce(await machine.detect())
     if options.detach:
         return await session.detach(folder)
     return await session.host(folder, environment)
@@ -84,12 +84,12 @@ class _Session:
         self._progress = progress
         self._key = key
 
-    def introduce(self) -> None:
-        """Say what is about to be run."""
-        spec = self._service["spec"]
-        self._progress.say(f"{self._name}: {spec['model']}")
-        for note in manifest.notes(self._service):
-            self._progress.say(f"  note: {note}")
+    def introduce(self, here: machine.Machine) -> None:
+        """Say what is about to be run, and what of it is different on this machine."""
+        self._progress.say(f"{self._name}: {self._service['spec']['model']}")
+        for note in (*manifest.notes(self._service), room.note(self._service, here)):
+            if note:
+                self._progress.say(f"  note: {note}")
 
     async def visit(self, folder: StateFolder, running: Snapshot) -> int:
         """The service is up already: ask it, or leave it as it is."""
