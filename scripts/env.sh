@@ -29,6 +29,14 @@ if [ ! -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2
   fi
 fi
 
+# What uv's log tells: it has a line for the begin and one for the end of each large download, and none for what is at hand.
+stage() {
+  local begun ended
+  begun=$(grep -c '^ *Downloading ' "$1" || true)
+  ended=$(grep -c '^ *Downloaded ' "$1" || true)
+  if [ "$ended" -lt "$begun" ]; then echo "$ended of $begun large downloads done"; else echo "unpacking and compiling"; fi
+}
+
 # Runs a command, says every half minute how far it is, and shows what it printed only when it fails.
 quietly() {
   local log=.venv/install.log begin=$SECONDS next=30 child
@@ -37,7 +45,7 @@ quietly() {
   trap 'kill "$child" 2>/dev/null || true' EXIT
   while kill -0 "$child" 2>/dev/null; do
     if [ $((SECONDS - begin)) -ge "$next" ]; then
-      echo "env: … $(grep -c '^ *Downloaded ' "$log" || true) of $(grep -c '^ *Downloading ' "$log" || true) large downloads done after $((SECONDS - begin)) s"
+      echo "env: … $(stage "$log") after $((SECONDS - begin)) s"
       next=$((next + 30))
     fi
     sleep 0.5

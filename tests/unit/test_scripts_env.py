@@ -5,15 +5,21 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "env.sh"
+
+
+def function(name: str) -> str:
+    """The text of a function of the script."""
+    text = SCRIPT.read_text()
+    return text[text.index(f"{name}() {{") : text.index("\n}\n", text.index(f"{name}() {{"))] + "\n}\n"
 
 
 def quietly(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     """The script's function around a command."""
     (folder / ".venv").mkdir()
-    text = SCRIPT.read_text()
-    function = text[text.index("quietly() {") : text.index("\n}\n")] + "\n}\n"
-    script = f"set -euo pipefail\n{function}\nquietly bash -c '{command}'"
+    script = f"set -euo pipefail\n{function('quietly')}\nquietly bash -c '{command}'"
     return subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -31,3 +37,19 @@ def test_the_output_of_an_installation_that_fails_is_shown_whole(tmp_path: Path)
     assert failed.stderr.splitlines()[:2] == ["looking", "no such package"]
     assert "env: failed: bash -c" in failed.stderr
     assert "installed" not in failed.stdout
+
+
+@pytest.mark.parametrize(
+    ("log", "stage"),
+    [
+        ("", "unpacking and compiling"),
+        ("Resolved 90 packages\nDownloading torch (190MiB)\nDownloading triton\n", "0 of 2 large downloads done"),
+        ("Downloading torch (190MiB)\nDownloading triton\n Downloaded triton\n", "1 of 2 large downloads done"),
+        ("Downloading triton\n Downloaded triton\n", "unpacking and compiling"),
+    ],
+)
+def test_downloads_are_counted_only_while_there_are_some(tmp_path: Path, log: str, stage: str) -> None:
+    (tmp_path / "log").write_text(log)
+    script = f"set -euo pipefail\n{function('stage')}\nstage log"
+    said = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert said.stdout == f"{stage}\n"
