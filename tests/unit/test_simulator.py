@@ -147,6 +147,12 @@ def test_a_trace_survives_its_file_and_is_put_in_order(tmp_path):
     assert read(path) == trace[::-1]
 
 
+def test_a_line_ends_at_its_newline_and_nowhere_else(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"arrival": 0, "prompt_tokens": 1, "output_tokens": 1, "tenant": "a\u2028b\x85c"}\r\n')
+    assert [one.tenant for one in read(path)] == ["a\u2028b\x85c"]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -155,6 +161,12 @@ def test_a_trace_survives_its_file_and_is_put_in_order(tmp_path):
         ('{"arrival": 0, "prompt_tokens": 1, "output_tokens": 1, "tear": "batch"}', "line 2: tear"),
         ('{"arrival": 0, "prompt_tokens": 1, "output_tokens": 1, "prefix_tokens": 2, "prefix": "p"}', "prefix_tokens"),
         ("nonsense", "line 2"),
+        *(
+            (f'{{"arrival": 0, "prompt_tokens": 1, "output_tokens": 1, "{key}": {value}}}', f"line 2: {key}")
+            for key in ("arrival", "weight", "timeout", "priority")
+            for value in ("Infinity", "-Infinity", "NaN", "1e999", "-1e999")
+        ),
+        ('{"arrival": 0, "prompt_tokens": 1, "output_tokens": 1, "priority": 1' + "0" * 400 + "}", "line 2: priority"),
     ],
 )
 def test_a_line_that_is_no_request_is_named(tmp_path, line, message):

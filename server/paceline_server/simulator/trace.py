@@ -17,6 +17,7 @@ from paceline_server.engine.interface import GenerationRequest, Tier
 from paceline_server.errors import InvalidConfiguration
 
 _WORD = (1 << 32) - 1  # token ids of made-up prompts fit into 32 bits
+_MAX_PRIORITY = 1_000_000  # more than a server takes; seconds that it stands for must stay numbers
 
 
 class TraceRequest(BaseModel):
@@ -32,14 +33,14 @@ class TraceRequest(BaseModel):
         timeout: seconds, as in a request.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     arrival: Annotated[float, Field(ge=0)]
     prompt_tokens: Annotated[int, Field(ge=1)]
     output_tokens: Annotated[int, Field(ge=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     tier: Tier = Tier.STANDARD
-    priority: int = 0
+    priority: Annotated[int, Field(ge=-_MAX_PRIORITY, le=_MAX_PRIORITY)] = 0
     tenant: str = ""
     weight: Annotated[float, Field(gt=0)] = 1.0
     timeout: Annotated[float, Field(gt=0)] | None = None
@@ -93,7 +94,7 @@ def read(path: Path) -> list[TraceRequest]:
         InvalidConfiguration: the file cannot be read, or a line is no request; the line is named.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() also ends lines inside of strings
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfiguration(f"cannot read {path}: {error}") from None
     requests = [_parse(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
