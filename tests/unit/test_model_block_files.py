@@ -27,10 +27,17 @@ def host() -> NDArray[np.uint8]:
 
 
 def wait(folder: BlockFolder) -> FileResult:
+    (result,) = wait_for(folder, 1)
+    return result
+
+
+def wait_for(folder: BlockFolder, count: int) -> list[FileResult]:
     deadline = monotonic() + 20
+    results: list[FileResult] = []
     while monotonic() < deadline:
-        if results := folder.results():
-            return results[0]
+        results += folder.results()
+        if len(results) >= count:
+            return results
         sleep(0.002)
     raise AssertionError("no result")
 
@@ -113,6 +120,19 @@ def test_a_deleted_or_unwritable_file_is_no_error(tmp_path: Path, host: NDArray[
     path.parent.rmdir()
     folder.begin(FileJob(FileAction.WRITE, DIGEST, 1))
     assert not wait(folder).ok
+
+
+def test_writes_that_fail_leave_nothing_behind_and_do_not_flood_the_log(
+    tmp_path: Path, host: NDArray[np.uint8], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = BlockFolder(tmp_path, host, IDENTITY)
+    digests = [bytes([number]) * 16 for number in range(100)]
+    for digest in digests:
+        (tmp_path / IDENTITY / f"{digest.hex()}.kv").mkdir()  # nothing can be put there
+        folder.begin(FileJob(FileAction.WRITE, digest, 0))
+    assert not any(result.ok for result in wait_for(folder, len(digests)))
+    assert not [*(tmp_path / IDENTITY).glob("*.part")]
+    assert 0 < len(caplog.records) <= 7
 
 
 def test_only_the_servers_user_may_read_the_blocks(tmp_path: Path, host: NDArray[np.uint8]) -> None:

@@ -55,6 +55,7 @@ class BlockFolder:
             raise InvalidConfiguration(f"kv_cache.offload.disk_path {root} cannot be used: {error}") from None
         self._jobs: SimpleQueue[FileJob] = SimpleQueue()
         self._results: SimpleQueue[FileResult] = SimpleQueue()
+        self._failures = 0
         threading.Thread(target=self._work, name="kv block files", daemon=True).start()
 
     def stored(self) -> list[bytes]:
@@ -80,10 +81,18 @@ class BlockFolder:
             try:
                 ok = self._do(job)
             except OSError as error:
-                log.warning("KV block file %s: %s failed: %s", self._path(job.digest), job.action.value, error)
+                self._complain(job, error)
                 ok = False
             if job.action is not FileAction.DELETE:
                 self._results.put(FileResult(job, ok))
+
+    def _complain(self, job: FileJob, error: OSError) -> None:
+        self._failures += 1
+        if (
+            self._failures & (self._failures - 1) == 0
+        ):  # the first, second, fourth, eighth …: a full disk fails them all
+            path, action = self._path(job.digest), job.action.value
+            log.warning("KV block file %s: %s failed: %s (%d such failures)", path, action, error, self._failures)
 
     def _do(self, job: FileJob) -> bool:
         if job.action is FileAction.DELETE:
@@ -96,8 +105,13 @@ class BlockFolder:
         content = self._host[slot].tobytes()
         path = self._path(digest)
         unfinished = path.with_suffix(".part")
-        unfinished.write_bytes(_HEADER.pack(_MAGIC, self._identity, digest, len(content), _checksum(content)) + content)
-        unfinished.replace(path)
+        header = _HEADER.pack(_MAGIC, self._identity, digest, len(content), _checksum(content))
+        try:
+            unfinished.write_bytes(header + content)
+            unfinished.replace(path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)  # a disk that is full must not be filled by halves
+            raise
         return True
 
     def _read(self, digest: bytes, slot: int) -> bool:
