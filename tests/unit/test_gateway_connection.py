@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+from paceline_server.gateway.connection import GatewayRunner
 from paceline_server.gateway.serve import serve_gateway
 from paceline_server.testing import FakeEngine, server_config, write_model
 
@@ -85,6 +87,36 @@ async def test_what_is_no_http_gets_the_error_envelope_and_one_line_in_the_log(
     assert len(error["message"]) < 300
     (record,) = [record for record in caplog.records if record.name != "paceline.access"]
     assert (record.levelname, record.exc_info) == ("INFO", None)
+
+
+async def test_a_client_that_goes_away_while_it_is_written_to_is_no_error_of_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    written = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        assert request.transport is not None
+        request.transport.close()  # as when the client's end is read between two writes
+        written.set()
+        await response.write(b"more")
+        return response
+
+    app = web.Application()
+    app.router.add_get("/", handler)
+    runner = GatewayRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        reader, writer = await asyncio.open_connection(*runner.addresses[0])
+        writer.write(request(b"GET", b"/", b"Host: x"))
+        await written.wait()
+        await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+    finally:
+        await runner.cleanup()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def test_an_unknown_expectation_is_refused_by_name_and_the_known_one_is_met(port: int) -> None:

@@ -1,7 +1,8 @@
 """How HTTP itself is refused: what aiohttp cannot parse never reaches the application. Used by `serve`.
 
 aiohttp answers such a request in plain text and logs a traceback for it, as if the server were at fault. Here it gets
-the error envelope of every other refusal, and one line in the log.
+the error envelope of every other refusal, and one line in the log. A client that goes away while it is written to is
+no fault either: its line in the access log says so.
 """
 
 from __future__ import annotations
@@ -50,7 +51,13 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to a request that is no HTTP; faults of the server go aiohttp's way."""
+        """The answer to a request that is no HTTP; faults of the server go aiohttp's way.
+
+        Raises:
+            ConnectionError: the client is gone; aiohttp closes the connection.
+        """
+        if isinstance(exc, ConnectionError):
+            raise exc
         if not isinstance(exc, HttpProcessingError) or request.writer.output_size > 0:
             return super().handle_error(request, status, exc, message)
         reason = " ".join((message or exc.message).split()).removesuffix(" ^")[:_SHOWN_CHARS]  # a pointer into a line
