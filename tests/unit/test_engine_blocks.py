@@ -1,6 +1,6 @@
 """The block manager's books."""
 
-from itertools import takewhile
+from itertools import product, takewhile
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -25,6 +25,12 @@ def test_equal_tokens_after_different_prefixes_or_salts_have_different_hashes():
     assert chain_hash(first, [3, 4]) != chain_hash(root, [3, 4])
     assert chain_hash(root_hash("tenant a"), [1, 2]) != first
     assert chain_hash(root, [1, 2]) == first
+
+
+def test_no_salt_spells_other_keys():
+    keys = ["a", "deterministic", "", "\0", "1:a", "a\0deterministic", "a13:deterministic"]
+    spelt = {root_hash(*some) for count in (1, 2) for some in product(keys, repeat=count)}
+    assert len(spelt) == len(keys) + len(keys) ** 2
 
 
 def test_a_released_prefix_is_found_again_until_its_blocks_are_handed_out():

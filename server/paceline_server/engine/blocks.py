@@ -29,8 +29,12 @@ def chain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
 
 
 def root_hash(*extra_keys: str) -> bytes:
-    """Digest that starts a chain; sequences share cached blocks only under equal extra keys (such as a cache salt)."""
-    return hashlib.blake2b("\0".join(extra_keys).encode(), digest_size=_DIGEST_BYTES).digest()
+    """Digest that starts a chain; sequences share cached blocks only under equal extra keys (such as a cache salt).
+
+    Each key goes in with its length: a salt of the client's choice must not spell two keys.
+    """
+    parts = (f"{len(key)}:{key}" for key in extra_keys)
+    return hashlib.blake2b("".join(parts).encode(), digest_size=_DIGEST_BYTES).digest()
 
 
 class FreeList:
