@@ -50,6 +50,9 @@ async def test_a_ready_engine_without_its_tokenizer_is_not_ready(folder: Path) -
         response = await server.client.get("/readyz")
         body = await response.json()
         assert (response.status, body["reason"], body["message"]) == (503, "Loading", "the tokenizer is being loaded")
+        refusal = await server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Hi"})
+        assert refusal.status == 503
+        assert "the tokenizer is being loaded" in (await refusal.json())["error"]["message"]
 
 
 async def test_healthz_fails_when_the_step_loop_hangs_and_not_under_load(folder: Path) -> None:

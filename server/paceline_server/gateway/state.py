@@ -67,11 +67,10 @@ class Gateway:
             EngineUnavailable: the engine or the tokenizer is not ready.
             NotServed: the model is for something else.
         """
-        text = self.texts.text
-        if text is None or not self.engine.status.ready:
-            raise EngineUnavailable(
-                f"the server is not ready: {self.engine.status.message}; try again", retry_after=_RETRY_AFTER_SECONDS
-            )
+        text, status = self.texts.text, self.engine.status
+        if text is None or not status.ready:
+            why = "the tokenizer is being loaded" if status.ready else status.message
+            raise EngineUnavailable(f"the server is not ready: {why}; try again", retry_after=_RETRY_AFTER_SECONDS)
         if task is not None and text.info.task is not task:
             raise NotServed(_WRONG_TASK[task], param="model", code="model_not_supported")
         return text
