@@ -50,11 +50,13 @@ class Attention {
     int32_t first_token, tokens;  // in the sequence's slice
     int32_t head, heads;          // query heads
     int32_t kv_begin, kv_end;
-    int64_t part;  // where its unfinished result goes, in rows of `parts_`; -1 if it is the whole
+    int64_t part;  // first of the rows of `parts_` for its unfinished results; -1 if they are whole
   };
-  // Unfinished results of one task's rows that must be put together.
+  // Unfinished results of the same rows that must be put together.
   struct Merge {
-    int32_t row, head, heads;
+    int64_t token;  // of the step
+    int32_t head, heads;
+    int32_t rows;
     int64_t part, parts;
   };
   // The step cut into tasks, for the layers of one window.
@@ -62,7 +64,7 @@ class Attention {
     int32_t window;
     std::vector<Task> tasks;
     std::vector<Merge> merges;
-    int64_t parts = 0;
+    int64_t part_rows = 0;
   };
 
   const Plan& plan_for(int32_t window);
@@ -71,7 +73,8 @@ class Attention {
     return static_cast<int>(step_.kv_lengths[sequence] - step_.query_starts[sequence + 1] + step_.query_starts[sequence]);
   }
   template <class Format>
-  void attend(const Task& task, int layer, const float* query, ptrdiff_t row_stride, const ScoreRule& rule, float* out);
+  void attend(const Task& task, int layer, const float* query, ptrdiff_t row_stride, const ScoreRule& rule,
+              float* out) const;
   void merge(const Merge& merge, float* out) const;
   int part_stride() const { return cache_.value_columns() + 2; }
 
@@ -80,7 +83,7 @@ class Attention {
   StepShape step_{};
   int heads_ = 0;
   std::vector<Plan> plans_;  // one a window, each made when its first layer asks
-  Scratch<float> parts_;  // [part, row of the task, output then maximum then sum]
+  Scratch<float> parts_;  // [row of a part, weighted sums then maximum then sum of weights]
 };
 
 }  // namespace paceline

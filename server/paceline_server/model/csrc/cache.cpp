@@ -33,7 +33,7 @@ Cache::Cache(Pool& pool, const CacheShape& shape)
       value_words_(ptrdiff_t(value_rows()) * value_columns_),
       head_words_(key_words_ + value_words_ + (shape.format == CacheFormat::kInt8 ? 2 * shape.block_size : 0)) {
   // Zeros, because what was never written must be finite: a masked score's probability of 0 is multiplied with it.
-  data_ = allocate_zeros<int32_t>(pool, size_t(shape.layers) * shape.blocks * shape.kv_heads * head_words_);
+  data_ = map_zeros<int32_t>(pool, size_t(shape.layers) * shape.blocks * shape.kv_heads * head_words_);
 }
 
 void Cache::write(int layer, int64_t slot, int head, const float* key, const float* value) const {

@@ -81,7 +81,7 @@ class Cache {
   ptrdiff_t key_words_;
   ptrdiff_t value_words_;
   ptrdiff_t head_words_;
-  Memory<int32_t> data_;
+  Mapping<int32_t> data_;
 };
 
 }  // namespace paceline

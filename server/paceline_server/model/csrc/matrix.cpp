@@ -228,15 +228,16 @@ void Matrix::multiply_rows(const Rows& rows, const int32_t* weights, int words, 
     split_evenly(count, tiles, [&](int low, int high) {
       const int row = work.begin + low;
       Scalar* const tile_sums = sums.data() + ptrdiff_t(low) * kTileColumns;
+      const Run run{first, first + kLanes, these, ahead, ahead_step};
       tile_function<Format>(high - low)({rows.data + row * rows.stride + ptrdiff_t(word) * Format::kActivations,
                                          rows.stride,
-                                         {{first, first + kLanes, these}, {}},
+                                         &run,
+                                         1,
+                                         0,
                                          kTileColumns,
                                          tile_sums,
                                          kTileColumns,
-                                         word > 0,
-                                         ahead,
-                                         ahead_step});
+                                         word > 0});
       if (ahead != nullptr) ahead += these * ahead_step;
       if (word + these < words) return;
       finish(tile_sums, rows, work.panel, row, work.begin + high, out);

@@ -33,22 +33,29 @@ Memory<T> allocate(size_t count) {
   return Memory<T>(static_cast<T*>(memory));
 }
 
-// `count` zeros, claimed now: memory that is short must be missed here, not at some later write. All threads claim,
-// because it is the system that zeroes the pages, at the time of a write.
+struct Unmap {
+  size_t bytes = 0;
+  void operator()(void* memory) const { munmap(memory, bytes); }
+};
+
 template <class T>
-Memory<T> allocate_zeros(Pool& pool, size_t count) {
+using Mapping = std::unique_ptr<T[], Unmap>;
+
+// `count` zeros, claimed now: memory that is short must be missed here, not at some later write. All threads claim,
+// because it is the system that zeroes the pages, at the time of a write. Throws std::bad_alloc.
+template <class T>
+Mapping<T> map_zeros(Pool& pool, size_t count) {
   constexpr size_t kPage = 4096, kTaskBytes = size_t{16} << 20;
   const size_t bytes = count * sizeof(T);
-  void* memory = std::calloc(count, sizeof(T));  // of this size, fresh pages, which the system has zeroed
-  if (memory == nullptr) throw std::bad_alloc();
-  const uintptr_t first = (reinterpret_cast<uintptr_t>(memory) + kPage - 1) / kPage * kPage;
-  const uintptr_t end = reinterpret_cast<uintptr_t>(memory) + bytes;
-  if (end > first + kPage) madvise(reinterpret_cast<void*>(first), (end - first) / kPage * kPage, MADV_HUGEPAGE);
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  Mapping<T> mapping(static_cast<T*>(memory), {bytes});
+  madvise(memory, bytes, MADV_HUGEPAGE);
   pool.run(static_cast<int>((bytes + kTaskBytes - 1) / kTaskBytes), [&](int task) {
     const size_t begin = size_t(task) * kTaskBytes, behind = begin + kTaskBytes < bytes ? begin + kTaskBytes : bytes;
     for (size_t at = begin; at < behind; at += kPage) static_cast<volatile char*>(memory)[at] = 0;
   });
-  return Memory<T>(static_cast<T*>(memory));
+  return mapping;
 }
 
 // Scratch memory that grows and is never initialised.

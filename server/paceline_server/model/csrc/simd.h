@@ -43,6 +43,27 @@ inline void store(int32_t* to, Ints values) { *reinterpret_cast<UnalignedInts*>(
 inline Floats splat(float value) { return value - Floats{}; }
 inline Ints splat(int32_t value) { return value - Ints{}; }
 
+// The larger, or smaller, of each lane; `b` where one is not a number. GCC has no expression that it makes one
+// instruction of.
+inline Floats larger(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+inline Floats smaller(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
 inline uint16_t to_bfloat16(float value) {  // to nearest, ties to even; every NaN stays one
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -71,8 +92,7 @@ inline float exp2_of(float x) {
 // The same for each lane.
 inline Floats exp2_of(Floats x) {
   const Floats round = splat(12582912.0f), low = splat(-127.0f), high = splat(127.0f);
-  x = x < low ? low : x;
-  x = x > high ? high : x;
+  x = smaller(high, larger(low, x));
   const Floats whole = (x + round) - round;
   const Floats part = x - whole;
   Floats p = splat(1.5353362e-4f);

@@ -23,10 +23,14 @@ void multiply_tile(const Tile& tile) {
     }
   }
   const int32_t* a = tile.a;
-  const char* ahead = tile.ahead != nullptr ? tile.ahead : reinterpret_cast<const char*>(tile.a);
-  for (const Run& run : tile.runs) {
-    const int32_t* w_left = run.left;
-    const int32_t* w_right = run.right;
+  for (const Run* one = tile.runs; one < tile.runs + tile.run_count; ++one) {
+    const Run& run = *one;
+    const bool has_ahead = run.ahead != nullptr;  // if not, what is fetched is there
+    const char* ahead = has_ahead ? static_cast<const char*>(run.ahead) + tile.column * ptrdiff_t{sizeof(int32_t)}
+                                  : reinterpret_cast<const char*>(tile.a);
+    const ptrdiff_t ahead_step = has_ahead ? run.ahead_step : 0;
+    const int32_t* w_left = run.left + tile.column;
+    const int32_t* w_right = run.right + tile.column;
     int word = 0;
     if constexpr (Format::kWordsAtOnce == 2) {
       for (; word + 2 <= run.words; word += 2) {
@@ -42,7 +46,7 @@ void multiply_tile(const Tile& tile) {
         a += 2 * Format::kActivations;
         w_left += 2 * tile.w_stride;
         w_right += 2 * tile.w_stride;
-        ahead += 2 * tile.ahead_step;
+        ahead += 2 * ahead_step;
       }
     }
     for (; word < run.words; ++word) {
@@ -57,7 +61,7 @@ void multiply_tile(const Tile& tile) {
       a += Format::kActivations;
       w_left += tile.w_stride;
       w_right += tile.w_stride;
-      ahead += tile.ahead_step;
+      ahead += ahead_step;
     }
   }
 #pragma GCC unroll 12
@@ -79,8 +83,8 @@ double best_time() {
   constexpr int kWords = 256, kTurns = 4;
   std::vector<int32_t> a(size_t{Format::kRows} * kWords * Format::kActivations), w(size_t{kWords} * kTileColumns);
   std::vector<int32_t> out(size_t{Format::kRows} * kTileColumns);
-  const Tile tile{a.data(), kWords * Format::kActivations, {{w.data(), w.data() + kLanes, kWords}, {}},
-                  kTileColumns, out.data(), kTileColumns, false};
+  const Run weights{w.data(), w.data() + kLanes, kWords};
+  const Tile tile{a.data(), kWords * Format::kActivations, &weights, 1, 0, kTileColumns, out.data(), kTileColumns, false};
   const TileFunction run = tile_function<Format>(Format::kRows);
   double best = 1.0;
   for (int attempt = 0; attempt < 20; ++attempt) {

@@ -13,21 +13,23 @@ struct Run {
   const int32_t* left;   // [words, kLanes] first half of the columns
   const int32_t* right;  // [words, kLanes] second half
   int words;
+  const void* ahead = nullptr;  // what will be wanted next: fetched meanwhile, ahead_step bytes a word
+  ptrdiff_t ahead_step = 0;
 };
 
 // out[r][c] (+)= sum over k of a[r][k] * w[k][c], for r < rows and c < kTileColumns.
 //
 // All sizes and strides count words of four bytes.
 struct Tile {
-  const int32_t* a;       // [rows, words of both runs * Format::kActivations]
-  ptrdiff_t a_stride;     // from row to row
-  Run runs[2];            // one after the other; the second may have no words
-  ptrdiff_t w_stride;     // from word to word of k
-  void* out;              // [rows, kTileColumns], float or int32 as Format::Sum is
+  const int32_t* a;    // [rows, words of all runs * Format::kActivations]
+  ptrdiff_t a_stride;  // from row to row
+  const Run* runs;     // one after the other
+  int run_count;
+  ptrdiff_t column;    // where in the runs' rows of columns the tile begins
+  ptrdiff_t w_stride;  // from word to word of k
+  void* out;           // [rows, kTileColumns], float or int32 as Format::Sum is
   ptrdiff_t out_stride;
-  bool accumulate;        // add to what is there
-  const char* ahead = nullptr;  // what comes next: fetched meanwhile, ahead_step bytes a word
-  ptrdiff_t ahead_step = 0;
+  bool accumulate;     // add to what is there
 };
 
 using TileFunction = void (*)(const Tile&);

@@ -11,42 +11,72 @@ Floats byte_of(Ints words, int number) {
   return __builtin_convertvector((words << (24 - 8 * number)) >> 24, Floats);
 }
 
+// The two bfloat16 numbers of each word.
+void widen(Ints pairs, float* first, float* second) {
+  store(first, (Floats)(pairs << 16));
+  store(second, (Floats)(pairs & splat(int32_t(0xffff0000))));
+}
+
 }  // namespace
 
-TileReader::TileReader(const Cache& cache, int layer, int head, const int64_t* table, std::vector<int32_t>& scratch)
+TileReader::TileReader(const Cache& cache, int layer, int head, const int64_t* table, int end,
+                       bool as_float32, std::vector<int32_t>& scratch)
     : cache_(cache),
       layer_(layer),
       head_(head),
       table_(table),
+      end_(end),
+      converts_(cache.format() == CacheFormat::kInt8 || (as_float32 && cache.format() == CacheFormat::kBfloat16)),
       size_(cache.shape().block_size),
-      key_words_(size_t(cache.format() == CacheFormat::kInt8 ? cache.shape().head_dim : cache.key_rows()) * kLanes),
+      // Converted keys have a row for each number of a cached word, of which a last one may be padding.
+      key_words_(size_t(converts_ ? cache.key_rows() * cache.values_per_word() : cache.key_rows()) * kLanes),
       value_words_(size_t(kLanes) * cache.value_columns()),
       scratch_(scratch) {
-  scratch_.resize(2 * (key_words_ + value_words_));
+  scratch_.resize(kGroupHalves * (key_words_ + value_words_));
 }
 
-Half TileReader::read(int begin, int count, int which) {
-  if (cache_.format() == CacheFormat::kInt8) return decode(begin, count, which);
-  if (!in_one_block()) return copy(begin, count, which);
+Group TileReader::read(int begin) {
+  Group group{};
+  const int halves = (std::min(kGroupKeys, end_ - begin) + kLanes - 1) / kLanes;
+  for (int which = 0; which < halves; ++which) group.halves[which] = read_half(begin + which * kLanes, which);
+  if (halves % 2 == 1) group.halves[halves] = group.halves[halves - 1];
+  return group;
+}
+
+Half TileReader::read_half(int begin, int which) {
+  int32_t* const to = scratch_.data() + size_t(which) * (key_words_ + value_words_);
+  const int count = std::min(kLanes, end_ - begin), next = begin + kGroupKeys;
+  if (converts_) {
+    if (in_one_block() && next < end_) prefetch(next);
+    return convert(begin, count, to);
+  }
+  if (!in_one_block()) return copy(begin, count, to);
+  Half half = locate(begin);
+  if (next < end_) {
+    const Half later = locate(next);
+    half.next_keys = later.keys;
+    half.next_values = later.values;
+  }
+  return half;
+}
+
+Half TileReader::locate(int begin) const {
   const int64_t block = table_[begin / size_];
   const int place = begin % size_;
   return {cache_.keys(layer_, block, head_) + place,
-          cache_.values(layer_, block, head_) + place / cache_.values_per_word() * cache_.value_columns(), size_};
+          cache_.values(layer_, block, head_) + place / cache_.values_per_word() * cache_.value_columns(), size_, nullptr,
+          nullptr};
 }
 
 void TileReader::prefetch(int begin) const {
-  if (!in_one_block()) return;
-  const int64_t block = table_[begin / size_];
-  const int place = begin % size_, words = kLanes / cache_.values_per_word() * cache_.value_columns();
-  const int32_t* const keys = cache_.keys(layer_, block, head_) + place;
-  const int32_t* const values = cache_.values(layer_, block, head_) + place / cache_.values_per_word() * cache_.value_columns();
-  for (int row = 0; row < cache_.key_rows(); ++row) __builtin_prefetch(keys + ptrdiff_t(row) * size_, 0, 2);
-  for (int word = 0; word < words; word += 16) __builtin_prefetch(values + word, 0, 2);
+  const Half half = locate(begin);
+  const int words = kLanes / cache_.values_per_word() * cache_.value_columns();
+  for (int row = 0; row < cache_.key_rows(); ++row) __builtin_prefetch(half.keys + ptrdiff_t(row) * size_, 0, 2);
+  for (int word = 0; word < words; word += 16) __builtin_prefetch(half.values + word, 0, 2);
 }
 
-Half TileReader::copy(int begin, int count, int which) {
+Half TileReader::copy(int begin, int count, int32_t* keys) const {
   const int columns = cache_.value_columns(), pair = cache_.values_per_word();
-  int32_t* const keys = scratch_.data() + which * (key_words_ + value_words_);
   int32_t* const values = keys + key_words_;
   std::memset(keys, 0, (key_words_ + value_words_) * sizeof(int32_t));
   for (int index = 0; index < count; ++index) {
@@ -63,38 +93,38 @@ Half TileReader::copy(int begin, int count, int which) {
       for (int column = 0; column < columns; ++column) to[2 * column] = halves[2 * column];
     }
   }
-  return {keys, values, kLanes};
+  return {keys, values, kLanes, nullptr, nullptr};
 }
 
-Half TileReader::decode(int begin, int count, int which) {
-  int32_t* const words = scratch_.data() + which * (key_words_ + value_words_);
+Half TileReader::convert(int begin, int count, int32_t* words) const {
   float *const keys = reinterpret_cast<float*>(words), *const values = keys + key_words_;
+  const bool int8 = cache_.format() == CacheFormat::kInt8;
   if (in_one_block()) {
-    decode_block(begin, keys, values);
+    int8 ? decode_block(begin, keys, values) : widen_block(begin, keys, values);
   } else {
     std::fill(keys, values + value_words_, 0.0f);
-    for (int index = 0; index < count; ++index) decode_token(begin + index, index, keys, values);
+    for (int index = 0; index < count; ++index) {
+      int8 ? decode_token(begin + index, index, keys, values) : widen_token(begin + index, index, keys, values);
+    }
   }
-  return {words, words + key_words_, kLanes};
+  return {words, words + key_words_, kLanes, nullptr, nullptr};
 }
 
 // kLanes tokens of one block: neighbouring tokens are neighbouring words of keys, and share the words of values.
 void TileReader::decode_block(int begin, float* keys, float* values) const {
-  const int64_t block = table_[begin / size_];
-  const int place = begin % size_, columns = cache_.value_columns(), dim = cache_.shape().head_dim;
-  const int32_t* const key_words = cache_.keys(layer_, block, head_) + place;
-  const int32_t* const value_words = cache_.values(layer_, block, head_) + place / 4 * columns;
-  const float* const scales = cache_.scales(layer_, block, head_) + place;
+  const Half half = locate(begin);
+  const int columns = cache_.value_columns(), dim = cache_.shape().head_dim;
+  const float* const scales = cache_.scales(layer_, table_[begin / size_], head_) + begin % size_;
   const Floats key_scales = load(scales);
   for (int d = 0; d < dim; d += 4) {
-    const Ints words = load(key_words + ptrdiff_t(d / 4) * size_);
+    const Ints words = load(half.keys + ptrdiff_t(d / 4) * size_);
     for (int byte = 0; byte < std::min(4, dim - d); ++byte) {
       store(keys + (d + byte) * kLanes, byte_of(words, byte) * key_scales);
     }
   }
   for (int token = 0; token < kLanes; token += 4) {
     for (int column = 0; column < columns; column += kLanes) {
-      const Ints words = load(value_words + token / 4 * columns + column);
+      const Ints words = load(half.values + token / 4 * columns + column);
       for (int byte = 0; byte < 4; ++byte) {
         store(values + (token + byte) * columns + column, byte_of(words, byte) * splat(scales[size_ + token + byte]));
       }
@@ -103,16 +133,39 @@ void TileReader::decode_block(int begin, float* keys, float* values) const {
 }
 
 void TileReader::decode_token(int token, int index, float* keys, float* values) const {
-  const int64_t block = table_[token / size_];
+  const Half half = locate(token);
   const int place = token % size_, columns = cache_.value_columns();
-  const int32_t* const key_words = cache_.keys(layer_, block, head_) + place;
-  const int32_t* const value_words = cache_.values(layer_, block, head_) + place / 4 * columns;
-  const float* const scales = cache_.scales(layer_, block, head_) + place;
+  const float* const scales = cache_.scales(layer_, table_[token / size_], head_) + place;
   for (int d = 0; d < cache_.shape().head_dim; ++d) {
-    const int32_t key = reinterpret_cast<const int8_t*>(key_words + ptrdiff_t(d / 4) * size_)[d % 4];
-    const int32_t value = reinterpret_cast<const int8_t*>(value_words + d)[place % 4];
+    const int32_t key = reinterpret_cast<const int8_t*>(half.keys + ptrdiff_t(d / 4) * size_)[d % 4];
+    const int32_t value = reinterpret_cast<const int8_t*>(half.values + d)[place % 4];
     keys[d * kLanes + index] = static_cast<float>(key) * scales[0];
     values[index * columns + d] = static_cast<float>(value) * scales[size_];
+  }
+}
+
+// As decode_block and decode_token, of bfloat16.
+void TileReader::widen_block(int begin, float* keys, float* values) const {
+  const Half half = locate(begin);
+  const int columns = cache_.value_columns();
+  for (int row = 0; row < cache_.key_rows(); ++row) {
+    widen(load(half.keys + ptrdiff_t(row) * size_), keys + 2 * row * kLanes, keys + (2 * row + 1) * kLanes);
+  }
+  for (int token = 0; token < kLanes; token += 2) {
+    for (int column = 0; column < columns; column += kLanes) {
+      float* const to = values + token * columns + column;
+      widen(load(half.values + token / 2 * columns + column), to, to + columns);
+    }
+  }
+}
+
+void TileReader::widen_token(int token, int index, float* keys, float* values) const {
+  const Half half = locate(token);
+  const uint16_t* const pairs = reinterpret_cast<const uint16_t*>(half.values) + token % size_ % 2;
+  for (int d = 0; d < cache_.shape().head_dim; ++d) {
+    const uint16_t* const key = reinterpret_cast<const uint16_t*>(half.keys + ptrdiff_t(d / 2) * size_);
+    keys[d * kLanes + index] = from_bfloat16(key[d % 2]);
+    values[index * cache_.value_columns() + d] = from_bfloat16(pairs[2 * d]);
   }
 }
 
