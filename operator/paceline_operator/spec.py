@@ -64,7 +64,7 @@ class EngineSpec(Section):
     disk_path: AbsolutePath | None = None
     disk_gb: Annotated[float, Field(ge=0)] | None = None  # gigabytes
     prefix_caching: bool | None = None
-    kv_cache_dtype: Literal["auto", "int8"] | None = None
+    kv_cache_dtype: Literal["auto", "bfloat16", "int8"] | None = None
     worker_threads: Count | None = None
     max_n: Annotated[int, Field(ge=1, le=128)] | None = None  # answers to one request
     max_body_bytes: Count | None = None  # bytes

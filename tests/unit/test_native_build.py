@@ -28,9 +28,9 @@ def fake_compiler(folder: Path, body: str) -> Path:
     return path
 
 
-def choose(dtype: str = "float32", device: str = "cpu", *, int8_cache: bool = False, **engine: str) -> str:
+def choose(dtype: str = "float32", device: str = "cpu", kv_dtype: str | None = None, **engine: str) -> str:
     model = LlamaConfig().to_dict()
-    return choose_backend(EngineConfig(model_path="x", **engine), model, dtype, device, int8_cache=int8_cache)
+    return choose_backend(EngineConfig(model_path="x", **engine), model, dtype, kv_dtype or dtype, device)
 
 
 def test_this_processor_gets_a_library() -> None:
@@ -117,7 +117,8 @@ def test_a_model_that_the_kernels_do_not_do_gets_the_reference_and_a_line_that_s
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, logger=backend.log.name):
-        assert choose_backend(EngineConfig(model_path="x"), MixtralConfig().to_dict(), "float32", "cpu") == "reference"
+        mixtral = MixtralConfig().to_dict()
+        assert choose_backend(EngineConfig(model_path="x"), mixtral, "float32", "float32", "cpu") == "reference"
     assert "does not do model_type mixtral" in caplog.text
 
 
@@ -165,11 +166,18 @@ def test_a_gpu_without_triton_gets_the_reference_and_a_line_that_says_why(
 
 
 @pytest.mark.parametrize(
-    ("asked", "key"), [({"quantization": "int8"}, "engine.quantization"), ({"int8_cache": True}, "kv_cache.dtype")]
+    ("asked", "said"),
+    [
+        ({"quantization": "int8"}, "engine.quantization: int8"),
+        ({"kv_dtype": "int8"}, "kv_cache.dtype: int8"),
+        ({"kv_dtype": "bfloat16"}, "kv_cache.dtype: bfloat16"),
+    ],
 )
-def test_int8_takes_the_kernels_and_is_refused_where_they_are_not_wanted(asked: dict[str, Any], key: str) -> None:
+def test_own_formats_take_the_kernels_and_are_refused_where_those_are_not_wanted(
+    asked: dict[str, Any], said: str
+) -> None:
     assert choose(**asked) == "cpu"
-    with pytest.raises(InvalidConfiguration, match=f"{key}: int8 is not done by engine.attention_backend reference"):
+    with pytest.raises(InvalidConfiguration, match=f"{said} is not done by engine.attention_backend reference"):
         choose(**asked, attention_backend="reference")
-    with pytest.raises(InvalidConfiguration, match=f"{key}: int8 needs engine.device cpu"):
+    with pytest.raises(InvalidConfiguration, match=f"{said} needs engine.device cpu"):
         choose(device="cuda", **asked)

@@ -101,13 +101,26 @@ def test_int8_products_of_weights_of_one_sign_do_not_overflow(tmp_path: Path) ->
     assert 0 < np.linalg.norm(quantized - exact) / np.linalg.norm(exact) < 0.05
 
 
+def test_the_cache_beside_quantized_weights_is_bfloat16_unless_it_is_said(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path)
+    engine = {"quantization": "int8", "dtype": "float32"}
+    formats = [
+        load(tiny_config(tmp_path, engine=engine, kv_cache={"dtype": dtype}), lambda _: None).info.kv_dtype
+        for dtype in ("auto", "int8")
+    ]
+    assert formats == ["bfloat16", "int8"]
+
+
+@pytest.mark.parametrize(("dtype", "times"), [("bfloat16", 1.9), ("int8", 3.7)])
 @pytest.mark.parametrize("family", ["gemma2", "llama"])
-def test_an_int8_cache_holds_more_and_stays_near_float32(family: str, tmp_path: Path) -> None:
+def test_a_smaller_cache_holds_more_and_stays_near_float32(
+    family: str, dtype: str, times: float, tmp_path: Path
+) -> None:
     save_tiny_model(tmp_path, family, initializer_range=0.1, head_dim=64)
     exact = load(tiny_config(tmp_path), lambda _: None)
-    small = load(tiny_config(tmp_path, kv_cache={"dtype": "int8"}), lambda _: None)
-    assert small.info.kv_dtype == "int8"
-    assert small.info.num_blocks > 3.7 * exact.info.num_blocks
+    small = load(tiny_config(tmp_path, kv_cache={"dtype": dtype}), lambda _: None)
+    assert small.info.kv_dtype == dtype
+    assert small.info.num_blocks > times * exact.info.num_blocks
     tokens = list(range(3, 43))
     results = []
     for loaded in (exact, small):

@@ -116,18 +116,16 @@ class CpuBackend:
         """Nothing holds on to it but the model that `on_cache` returned."""
 
 
-def choose_backend(
-    engine: EngineConfig, config: Mapping[str, Any], dtype: str, device: str, *, int8_cache: bool = False
-) -> str:
+def choose_backend(engine: EngineConfig, config: Mapping[str, Any], dtype: str, kv_dtype: str, device: str) -> str:
     """The back end for engine.attention_backend: `cpu`, `triton` or `reference`.
 
     auto takes cpu on a CPU and triton on a GPU where they can, and says why where they cannot.
 
     Args:
         engine: of the configuration.
-        int8_cache: the KV cache is to hold int8.
         config: the model's, complete.
-        dtype: of the weights.
+        dtype: of the weights, or what they are quantized from.
+        kv_dtype: of keys and values.
         device: where they go.
 
     Raises:
@@ -135,12 +133,14 @@ def choose_backend(
         NativeUnavailable: the CPU kernels are asked for, and they are not compiled and cannot be.
     """
     wanted = engine.attention_backend
-    for key, int8 in (("engine.quantization", engine.quantization is not None), ("kv_cache.dtype", int8_cache)):
-        if int8 and wanted in ("reference", "triton"):
-            raise InvalidConfiguration(f"{key}: int8 is not done by engine.attention_backend {wanted}; leave it out")
-        if int8:
-            _require_kernels(f"{key}: int8", config, dtype, device)
-            wanted = "cpu"
+    own_kv_dtype = kv_dtype if kv_dtype != dtype else None
+    for key, value in (("engine.quantization", engine.quantization), ("kv_cache.dtype", own_kv_dtype)):
+        if value is None:
+            continue
+        if wanted in ("reference", "triton"):
+            raise InvalidConfiguration(f"{key}: {value} is not done by engine.attention_backend {wanted}; leave it out")
+        _require_kernels(f"{key}: {value}", config, dtype, device)
+        wanted = "cpu"
     if wanted == "cpu":
         _require_kernels("engine.attention_backend: cpu", config, dtype, device)
     elif wanted == "triton" and (obstacle := _triton_obstacle(device)) is not None:

@@ -43,6 +43,13 @@ def choose_dtype(wanted: str, checkpoint: str | None, device: str) -> str:
     return "float32" if device == "cpu" else (checkpoint or "bfloat16")
 
 
+def choose_kv_dtype(wanted: str, dtype: str, quantization: str | None) -> str:
+    """The format of keys and values for kv_cache.dtype, where the engine computes in `dtype`."""
+    if wanted != "auto":
+        return wanted
+    return dtype if quantization is None else "bfloat16"
+
+
 def cores_given() -> int:
     """Cores that this process may use: its affinity mask, within the container's CPU quota.
 

@@ -24,7 +24,7 @@ from paceline_server.model.cache import (
 from paceline_server.model.config_file import complete, eos_token_ids
 from paceline_server.model.fused_layers import head_size, kv_heads
 from paceline_server.model.identity import kv_identity
-from paceline_server.model.machine import available_memory, choose_device, choose_dtype
+from paceline_server.model.machine import available_memory, choose_device, choose_dtype, choose_kv_dtype
 from paceline_server.model.phases import OnPhase, find_model, phase
 from paceline_server.model.runner import ModelRunner, largest_batches
 from paceline_server.model.support import context_length
@@ -49,8 +49,8 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
         model_config = complete(folder)
         longest = context_length(model_config, config.engine.max_model_len)
         dtype = choose_dtype(config.engine.dtype, model_config["dtype"], device)
-        int8_cache = config.kv_cache.dtype == "int8"
-        backend_name = choose_backend(config.engine, model_config, dtype, device, int8_cache=int8_cache)
+        kv_dtype = choose_kv_dtype(config.kv_cache.dtype, dtype, config.engine.quantization)
+        backend_name = choose_backend(config.engine, model_config, dtype, kv_dtype, device)
         available = available_memory() - _STEP_BYTES
         if backend_name == "cpu":
             backend: Backend = CpuBackend.load(folder, model_config, dtype, available, config)
@@ -58,7 +58,7 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
             from paceline_server.model import transformers_backend  # noqa: PLC0415 (it brings transformers and torch)
 
             backend = transformers_backend.load(folder, backend_name, dtype, device, available, longest, config)
-    setup = _Setup(backend, _geometry(model_config, config.kv_cache, dtype), device, longest, config.batching)
+    setup = _Setup(backend, _geometry(model_config, config.kv_cache, kv_dtype), device, longest, config.batching)
     with phase("allocate_kv_cache", on_phase):
         num_blocks = setup.count_blocks(config.kv_cache)
         runner = setup.runner(num_blocks, config.kv_cache)
@@ -66,7 +66,6 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
     with phase("warmup", on_phase):
         setup.warm_up(runner, num_blocks)
         copy_seconds = runner.copy_seconds()
-    kv_dtype = setup.geometry.dtype
     identity = memory.identity(folder, (dtype, backend_name, config.engine.quantization, kv_dtype))
     info = ModelInfo(
         folder=str(folder),
@@ -197,11 +196,11 @@ class _Setup:
         return lambda: self.warm_up(runner, blocks)
 
 
-def _geometry(config: Mapping[str, Any], cache: KVCacheConfig, dtype: str) -> KVGeometry:
+def _geometry(config: Mapping[str, Any], cache: KVCacheConfig, kv_dtype: str) -> KVGeometry:
     return KVGeometry(
         layers=int(config["num_hidden_layers"]),
         kv_heads=kv_heads(config),
         head_dim=head_size(config),
         block_size=cache.block_size_tokens,
-        dtype="int8" if cache.dtype == "int8" else dtype,
+        dtype=kv_dtype,
     )
