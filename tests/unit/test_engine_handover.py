@@ -2,6 +2,7 @@
 
 import json
 import socket
+from collections import OrderedDict
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -189,6 +190,30 @@ def test_the_list_is_bounded_in_prefixes_and_tokens_and_the_book_in_blocks():
     assert len(hot) == 10
     assert len(hot.hottest(1, 1_000)) == 1
     assert sum(len(one.token_ids) for one in hot.hottest(9, 10)) <= 10
+
+
+class CountedLooks(OrderedDict):
+    """Counts how often a node is looked up."""
+
+    looks = 0
+
+    def get(self, key, default=None):
+        self.looks += 1
+        return super().get(key, default)
+
+    def __getitem__(self, key):
+        self.looks += 1
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 20, 200, 100_000])
+def test_telling_them_costs_no_more_than_a_few_looks_at_each_block(max_tokens):
+    hot = HotPrefixes(block_size=2)
+    for number in range(4):
+        note(hot, [number] * 400, times=2)
+    hot._nodes = CountedLooks(hot._nodes)
+    assert sum(len(one.token_ids) for one in hot.hottest(8, max_tokens)) <= max_tokens
+    assert hot._nodes.looks <= 3 * len(hot)
 
 
 def test_equal_tokens_under_two_salts_are_two_prefixes():

@@ -80,9 +80,9 @@ class HotPrefixes:
         for _, digest in sorted(shared, reverse=True):
             if len(found) == limit:
                 break
-            chain = [] if digest in covered else self._chain(digest)
-            tokens = self._block_size * len(chain)
-            if not chain or tokens > max_tokens:
+            tokens = self._block_size * (self._nodes[digest].depth + 1)
+            chain = [] if digest in covered or tokens > max_tokens else self._chain(digest)
+            if not chain:
                 continue
             max_tokens -= tokens
             covered |= {one for one, _ in chain}
