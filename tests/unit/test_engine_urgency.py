@@ -1,7 +1,9 @@
 """A request whose deadline is near takes slot and blocks of running ones of a lower tier, and everybody finishes."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting_lines import TARGETS, fill, line_of, sequence
 
 from paceline_server.config import SchedulingConfig
 from paceline_server.engine.core import EngineCore
@@ -266,15 +268,15 @@ def test_when_the_pool_runs_out_an_urgent_one_keeps_its_blocks_longer_than_those
     assert engine.preempted.isdisjoint({"urgent"})
 
 
-def test_an_urgent_one_does_not_pass_one_of_its_own_tier_that_waits_to_be_resumed():
-    for tier, yields in ((Tier.INTERACTIVE, {}), (Tier.BATCH, {"1": 1})):
-        engine = full_pool([66, 66, 66], last=tier)
-        while not engine.preempted:
-            engine.step()
-        assert engine.preempted == {"2"}
-        engine.ask("urgent", Tier.INTERACTIVE, 1, prompt=50)
-        engine.run(10)
-        assert engine.yields == yields
+@pytest.mark.parametrize(("tier", "pressing"), [(Tier.INTERACTIVE, None), (Tier.BATCH, "urgent")])
+def test_an_urgent_one_does_not_pass_one_of_its_own_tier_that_waits_to_be_resumed(tier, pressing):
+    line = fill(line_of("slo"), sequence("preempted", tier=tier))
+    preempted = line.take(0.0)
+    preempted.preemptions = 1
+    line.put_back(preempted, 0.0)
+    fill(line, sequence("urgent", tier=Tier.INTERACTIVE))
+    taken = line.take_pressing(0.9 * TARGETS[Tier.INTERACTIVE])
+    assert (taken and taken.request_id) == pressing
 
 
 requests = st.fixed_dictionaries(

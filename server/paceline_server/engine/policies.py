@@ -22,7 +22,7 @@ def waiting_line(scheduling: SchedulingConfig, cached_tokens: CachedTokens) -> W
     """
     if scheduling.policy == "slo":
         return SloLine(ttft_targets(scheduling.tiers), scheduling.promote_after_seconds, cached_tokens)
-    return OrderedLine(_ORDERS[scheduling.policy])
+    return OrderedLine(_ORDERS[scheduling.policy], ranks=scheduling.policy == "priority")
 
 
 def ttft_targets(tiers: TiersConfig) -> dict[Tier, float]:

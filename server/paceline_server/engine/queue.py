@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from paceline_server.engine.heap import LazyHeap
@@ -22,6 +23,10 @@ SECONDS_PER_PRIORITY = 10.0
 
 SECONDS_PER_TOKEN = 0.01
 """Waiting that weighs as much as one token of a job, under `sjf`."""
+
+
+MAX_LOSSES = 2
+"""Preemptions after which a sequence keeps its blocks before all that rank above it: so that a flood of those ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,13 @@ class WaitingLine(Protocol):
         """Whether the prompt of a sequence that was taken goes before anything that waits."""
         ...
 
+    def rank(self, sequence: Sequence) -> float:
+        """Of sequences that were taken those of the largest rank lose their blocks first when the pool is exhausted.
+
+        It changes with preemptions alone; where ranks differ it is the smallest of all after `MAX_LOSSES` of them.
+        """
+        ...
+
     def note_end(self, sequence: Sequence) -> None:
         """A sequence that was taken is gone for good."""
         ...
@@ -139,11 +151,13 @@ class OrderedLine(Arrivals):
     Args:
         key: of a sequence, in seconds; it must not change while the sequence waits. A key that grows with the arrival
             without bound starves nobody.
+        ranks: whether sequences rank by their `priority` once they run, and not all alike.
     """
 
-    def __init__(self, key: Callable[[Sequence], float]) -> None:
+    def __init__(self, key: Callable[[Sequence], float], *, ranks: bool = False) -> None:
         super().__init__()
         self._key = key
+        self._ranks = ranks
         self._line: LazyHeap[float, Sequence] = LazyHeap()
         self._resumed: LazyHeap[float, Sequence] = LazyHeap()
 
@@ -180,6 +194,10 @@ class OrderedLine(Arrivals):
         """None: a long prompt must leave something to the short ones behind it."""
         return False
 
+    def rank(self, sequence: Sequence) -> float:
+        """Its `priority` where that ranks; waiting longer for a slot is no reason to keep blocks longer."""
+        return spared(sequence, sequence.request.priority) if self._ranks else 0.0
+
     def note_end(self, sequence: Sequence) -> None:
         """Nothing here depends on who runs."""
 
@@ -190,6 +208,11 @@ class OrderedLine(Arrivals):
         key = self._key(sequence)
         ahead = [one for one in self._line if self._key(one) <= key] + list(self._resumed)
         return Backlog(len(ahead), sum(one.num_tokens for one in ahead))
+
+
+def spared(sequence: Sequence, rank: float) -> float:
+    """The rank of a running sequence, or the smallest of all where it has lost its blocks often enough."""
+    return -inf if sequence.preemptions >= MAX_LOSSES else rank
 
 
 def by_arrival(sequence: Sequence) -> float:

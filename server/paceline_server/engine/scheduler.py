@@ -10,9 +10,11 @@ Invariants that the property tests hold:
 - When the pool is exhausted the last sequence in `running` is preempted: its blocks go, its tokens stay, its KV may be
   parked in host memory (`tables`), and it returns to the waiting line. The first one is never preempted and every
   request fits the pool alone, so the first always finishes: there is progress, whatever the policy.
+- `running` is ordered, behind its first, by the policy's rank (`priority`, or the tier under `slo`), then by admission.
+  So nobody is preempted for one that ranks below it. After a few preemptions a sequence ranks above all, and only the
+  finite number of those before it delays it: everybody becomes the first some day.
 - A request whose deadline is near takes slot and blocks of running ones of a lower tier (`urgency`), if no more than a
-  step's work is thrown away, and enters `running` before those of that tier. Each yields a bounded number of times, so
-  each is passed so a bounded number of times; it is back before others yield; never the first.
+  step's work is thrown away. Each yields a bounded number of times; it is back before others yield; never the first.
 - A preempted sequence comes back only when its blocks fit with a reserve for those that run, so that it is not thrown
   out again at once.
 - A sequence whose next block is being computed by another one waits for it instead of computing it too. Prompts under
@@ -29,10 +31,10 @@ from paceline_server.engine.fairness import BLOCK_STEP_COST, INPUT_COST, OUTPUT_
 from paceline_server.engine.heap import LazyHeap
 from paceline_server.engine.interface import FinishReason, TokenOutput
 from paceline_server.engine.pacing import Pacer
-from paceline_server.engine.queue import WaitingLine
+from paceline_server.engine.queue import MAX_LOSSES, WaitingLine
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.tables import BlockTables
-from paceline_server.engine.urgency import cheapest_victims, place_of
+from paceline_server.engine.urgency import cheapest_victims
 
 _SLOTS_BY_HEADROOM = 8  # of so many slots the last one is not for the tenant that holds most
 _MAX_PASSED = 16  # sequences that a step tries and passes before it gives up
@@ -94,7 +96,7 @@ class Scheduler:
         self.blocks = tables.blocks
         self.waiting = waiting
         self._pacer = pacer
-        self.running: list[Sequence] = []  # by admission, urgent ones further ahead: the last one is preempted first
+        self.running: list[Sequence] = []  # the first, then by rank and admission: the last is preempted first
         self.totals = SchedulerTotals()
         self._expiring: LazyHeap[float, Sequence] = LazyHeap()  # sequences with a timeout, by when it is over
         self._arrivals = 0
@@ -180,6 +182,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks and sequences agree. For tests, after every step."""
         assert len(self.running) <= self.limits.max_batch_size
+        ranks = [self.waiting.rank(sequence) for sequence in self.running[1:]]
+        assert ranks == sorted(ranks), "somebody would be preempted for one that ranks below"
         self.tables.check_integrity(self.running, self.waiting)
 
     def _make_room(self, now: float) -> None:
@@ -196,7 +200,7 @@ class Scheduler:
             self._preempt(victim, now)
         placed = self._place(urgent)
         assert placed, "sequences made room in vain"
-        self.running.insert(place_of(urgent, self.running), urgent)
+        self._enter(urgent)
 
     def _victims_for(self, urgent: Sequence) -> list[Sequence]:
         """Who makes room; nobody where another answer to the prompt has begun, or its prefix is about to come."""
@@ -206,8 +210,8 @@ class Scheduler:
         return cheapest_victims(urgent, self.running, self.tables, limits.max_batch_size, limits.max_tokens_in_batch)
 
     def _decodes(self, now: float) -> list[Scheduled]:
-        oldest_first = list(self.running)  # a copy: growing may preempt
-        decoding = (sequence for sequence in oldest_first if sequence.remaining == 1 and sequence.num_computed > 0)
+        safest_first = list(self.running)  # a copy: growing may preempt
+        decoding = (sequence for sequence in safest_first if sequence.remaining == 1 and sequence.num_computed > 0)
         return [Scheduled(sequence, 1) for sequence in decoding if self._grow(sequence, now)]
 
     def _grow(self, sequence: Sequence, now: float) -> bool:
@@ -227,7 +231,7 @@ class Scheduler:
         return self._pacer.prefill_tokens((item.sequence for item in decodes), position, budget)
 
     def _prefills(self, plan: list[Scheduled], budget: int, now: float) -> int:
-        """Continue prefills under way, oldest first; returns the tokens given out.
+        """Continue prefills under way in the order of `running`; returns the tokens given out.
 
         Each takes at most half of what is left while another one is behind it or somebody waits for admission, so that
         a long prompt does not keep short ones from their first token. Those that the policy favours over all that wait
@@ -262,14 +266,23 @@ class Scheduler:
                 if len(passed) == _MAX_PASSED or not (shares or self._may_be_passed(sequence, now)):
                     break
                 continue
-            self.running.append(sequence)
+            self._enter(sequence)
             count = min(sequence.remaining, budget)
             plan.append(Scheduled(sequence, count))
             budget -= count
         for sequence in passed:
             self.waiting.put_back(sequence, now)
 
+    def _enter(self, sequence: Sequence) -> None:
+        """Add it to those that run: behind the first, and before those that the policy ranks below it."""
+        rank, place = self.waiting.rank(sequence), len(self.running)
+        while place > 1 and self.waiting.rank(self.running[place - 1]) > rank:
+            place -= 1
+        self.running.insert(place, sequence)
+
     def _may_be_passed(self, sequence: Sequence, now: float) -> bool:
+        if sequence.preemptions >= MAX_LOSSES:
+            return False
         if sequence.blocked_since is None:
             sequence.blocked_since = now
         return now - sequence.blocked_since < self.limits.max_bypass_seconds

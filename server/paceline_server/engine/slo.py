@@ -23,7 +23,7 @@ from paceline_server.engine.fairness import CREDIT, QUANTUM, Slots, TokenCounter
 from paceline_server.engine.heap import LazyHeap
 from paceline_server.engine.interface import Tier
 from paceline_server.engine.preference import CachedTokens, prefer_cached
-from paceline_server.engine.queue import Arrivals, Backlog
+from paceline_server.engine.queue import Arrivals, Backlog, spared
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.tenant_line import HEAD_STARTS, RANKS, TIERS, TenantLine
 
@@ -95,8 +95,8 @@ class SloLine(Arrivals):
         sequence = None if tenant is None else self._lines[tenant].first_in_time(now)
         if sequence is None or now < sequence.arrival + _PRESSING * (self._deadline(sequence) - sequence.arrival):
             return None
-        rank = RANKS[sequence.request.tier]
-        if any(one.yields or RANKS[one.request.tier] <= rank for one in self._resumed):
+        rank = self.rank(sequence)
+        if any(one.yields or self.rank(one) <= rank for one in self._resumed):
             return None
         return self._hand_out(sequence, now)
 
@@ -115,6 +115,10 @@ class SloLine(Arrivals):
         """Whether its tenant has used less than the one whose turn it is."""
         tenant = self._next_tenant(now)
         return tenant is not None and self._counters.level(sequence.request.tenant) < self._counters.level(tenant)
+
+    def rank(self, sequence: Sequence) -> float:
+        """That of its tier."""
+        return spared(sequence, RANKS[sequence.request.tier])
 
     def note_end(self, sequence: Sequence) -> None:
         """A sequence that was taken is gone: its tenant holds a slot less."""

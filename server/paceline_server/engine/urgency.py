@@ -73,16 +73,6 @@ def cheapest_victims(
     return victims
 
 
-def place_of(urgent: Sequence, running: Ordered[Sequence]) -> int:
-    """Where in `running` an urgent one enters: before those of a lower tier, which are preempted before it then.
-
-    Behind the oldest, and behind all of its own tier. As sequences make room a bounded number of times, each is passed
-    a bounded number of times, and is the oldest some day.
-    """
-    rank = RANKS[urgent.request.tier]
-    return max((at for at, one in enumerate(running, start=1) if at == 1 or RANKS[one.request.tier] <= rank), default=0)
-
-
 def _freed(one: Sequence, prefix: set[int], tables: BlockTables) -> int:
     """Blocks that come free with a sequence; those that the urgent one shares with it stay in use."""
     return tables.blocks.num_freed_by(block for block in one.block_table if block not in prefix)
