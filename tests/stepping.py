@@ -21,19 +21,41 @@ def request(name, prompt, max_tokens=5, **options):
     return GenerationRequest(name, prompt, max_tokens, ignore_eos=options.pop("ignore_eos", True), **options)
 
 
+def step(core):
+    """Run a step; returns its outputs, integrity checked."""
+    outputs = core.step()
+    core.scheduler.check_integrity()
+    return outputs
+
+
+class Answers:
+    """What a core has told so far.
+
+    Attributes:
+        tokens: by request.
+        reasons: of those that have ended, in the order of their ends.
+    """
+
+    def __init__(self):
+        self.tokens: dict[str, list[int]] = {}
+        self.reasons: dict[str, FinishReason] = {}
+
+    def take(self, outputs):
+        """Take in the outputs of a step; none may come after a request's end."""
+        for output in outputs:
+            assert output.request_id not in self.reasons, "output after the end"
+            self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.finish is not None:
+                self.reasons[output.request_id] = output.finish
+
+
 def run(core, limit=10_000):
     """Step until nothing is left; returns tokens and finish reasons by request, integrity checked after every step."""
-    tokens: dict[str, list[int]] = {}
-    reasons: dict[str, FinishReason] = {}
+    answers = Answers()
     for _ in range(limit):
         if not core.has_work:
-            return tokens, reasons
-        for output in core.step():
-            assert output.request_id not in reasons, "output after the end"
-            tokens.setdefault(output.request_id, []).extend(output.token_ids)
-            if output.finish is not None:
-                reasons[output.request_id] = output.finish
-        core.scheduler.check_integrity()
+            return answers.tokens, answers.reasons
+        answers.take(step(core))
     raise AssertionError("no progress")
 
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stepping import Clock, make_core, request, run
+from stepping import Answers, Clock, make_core, request, run, step
 
 from paceline_server.config import SchedulingConfig
 from paceline_server.engine.core import EngineCore
@@ -222,28 +222,22 @@ def test_any_mix_of_arrivals_aborts_timeouts_preemptions_and_prefix_hits_is_invi
         clock=clock,
         bypass=3.0,
     )
-    reasons: dict[str, FinishReason] = {}
-    tokens: dict[str, list[int]] = {}
+    answers = Answers()
     aborts: dict[int, list[str]] = {}
-    step = 0
+    steps = 0
 
     def advance():
-        nonlocal step
-        for name in aborts.pop(step, []):
+        nonlocal steps
+        for name in aborts.pop(steps, []):
             core.abort(name)
-        for output in core.step():
-            assert output.request_id not in reasons, "output after the end"
-            tokens.setdefault(output.request_id, []).extend(output.token_ids)
-            if output.finish is not None:
-                reasons[output.request_id] = output.finish
-        core.scheduler.check_integrity()
-        step += 1
+        answers.take(step(core))
+        steps += 1
         clock.now += 1.0
 
     for index, (prompt, max_tokens, pause, abort_after, options) in enumerate(arrivals):
         core.submit(request(str(index), prompt, max_tokens, **options))
         if abort_after:
-            aborts.setdefault(step + abort_after, []).append(str(index))
+            aborts.setdefault(steps + abort_after, []).append(str(index))
         for _ in range(pause):
             advance()
     for _ in range(2_000):
@@ -252,7 +246,7 @@ def test_any_mix_of_arrivals_aborts_timeouts_preemptions_and_prefix_hits_is_invi
         advance()
     assert not core.has_work, "no progress"
     for index, (prompt, max_tokens, _, abort_after, _) in enumerate(arrivals):
-        got, reference = tokens.get(str(index), []), expected_tokens(prompt, max_tokens)
+        got, reference = answers.tokens.get(str(index), []), expected_tokens(prompt, max_tokens)
         assert got == reference[: len(got)]
-        assert abort_after or got == reference or reasons[str(index)] is FinishReason.TIMEOUT
+        assert abort_after or got == reference or answers.reasons[str(index)] is FinishReason.TIMEOUT
     assert core.stats().preemptions <= 5 * len(arrivals)

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from stepping import Clock, make_core, request, run
+from stepping import Answers, Clock, make_core, request, run, step
 
 from paceline_server.engine.interface import Tier
 from paceline_server.engine.queue import MAX_LOSSES
@@ -28,17 +28,16 @@ def ask(core, name, level, prompt, output):
     return expected_tokens(tokens, output)
 
 
-def step(core, level, got):
-    """One step, its tokens noted by name. Who has lost its blocks in it ranked lowest of those who could."""
+def watched_step(core, level):
+    """The outputs of a step. Who has lost its blocks in it ranked lowest of those who could."""
     running = [(one, one.preemptions) for one in core.scheduler.running]
-    for output in core.step():
-        got.setdefault(output.request_id, []).extend(output.token_ids)
-    core.scheduler.check_integrity()
+    outputs = step(core)
     kept = [one for one, before in running[1:] if one.preemptions == before < MAX_LOSSES]
     for victim, before in running:
         if victim.preemptions > before:
             assert victim is not running[0][0], "the first keeps its blocks"
             assert before >= MAX_LOSSES or all(level(one) <= level(victim) for one in kept)
+    return outputs
 
 
 @settings(max_examples=120, deadline=None)
@@ -51,16 +50,15 @@ def test_nobody_is_preempted_for_one_that_ranks_below_it_but_for_the_first_and_t
     core, _ = make_core(
         batch=batch, budget=16, num_blocks=pool, block_size=4, policy=policy, prefix_caching=caching, clock=Clock()
     )
-    got: dict[str, list[int]] = {}
-    wanted = {}
+    answers, wanted = Answers(), {}
     for number, (pause, level, prompt, output) in enumerate(arrivals):
         wanted[str(number)] = ask(core, str(number), level, prompt, output)
         for _ in range(pause):
-            step(core, LEVELS[policy], got)
+            answers.take(watched_step(core, LEVELS[policy]))
     for _ in range(2_000):
         if core.has_work:
-            step(core, LEVELS[policy], got)
-    assert got == wanted
+            answers.take(watched_step(core, LEVELS[policy]))
+    assert answers.tokens == wanted
 
 
 @settings(max_examples=100, deadline=None)
@@ -90,8 +88,7 @@ def test_one_of_the_lowest_rank_finishes_though_a_flood_ranks_above_it(policy, b
         while len(core.scheduler.waiting) < 4:
             ask(core, str(number), 0, *high)
             number += 1
-        core.step()
-        core.scheduler.check_integrity()
+        step(core)
         clock.now += 0.001
         steps += 1
         assert steps < 2_000, "it is starved"

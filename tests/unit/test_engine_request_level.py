@@ -3,11 +3,12 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stepping import Clock, request, run, step
 
 from paceline_server.config import parse
 from paceline_server.engine.batchers import Batcher, Batching
 from paceline_server.engine.core import EngineCore
-from paceline_server.engine.interface import FinishReason, GenerationRequest
+from paceline_server.engine.interface import FinishReason
 from paceline_server.engine.scheduler import SchedulerLimits
 from paceline_server.engine.testing import FakeRunner, expected_tokens, model_info
 from paceline_server.errors import InvalidConfiguration
@@ -17,39 +18,10 @@ PADDED = Batching(Batcher.STATIC, packed=False)
 DYNAMIC = Batching(Batcher.DYNAMIC)
 
 
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 def make_core(batching, *, batch=4, budget=32, clock=None, **info):
     model = model_info(**info)
     runner = FakeRunner(model)
     return EngineCore(runner, model, SchedulerLimits(batch, budget), batching=batching, clock=clock or Clock()), runner
-
-
-def request(name, prompt, max_tokens=5, **options):
-    return GenerationRequest(name, prompt, max_tokens, ignore_eos=True, **options)
-
-
-def step(core):
-    outputs = core.step()
-    core.scheduler.check_integrity()
-    return outputs
-
-
-def run(core):
-    """Step to the end; the order of ends and the tokens by request."""
-    tokens, ends = {}, []
-    while core.has_work:
-        for output in step(core):
-            tokens.setdefault(output.request_id, []).extend(output.token_ids)
-            if output.finish is not None:
-                ends.append(output.request_id)
-    return tokens, ends
 
 
 @settings(deadline=None, max_examples=60)
@@ -68,7 +40,7 @@ def test_every_batcher_gives_everybody_the_tokens_it_gets_alone(batching, sizes,
     assert tokens == {
         str(number): expected_tokens([number + 1] * length, count) for number, (length, count) in enumerate(sizes)
     }
-    assert sorted(ends) == sorted(tokens)
+    assert ends.keys() == tokens.keys()
     assert all(step.num_tokens <= 16 for step in runner.batches)
     assert core.stats().kv_usage == 0.0
 
@@ -78,7 +50,7 @@ def test_nobody_enters_before_the_last_one_of_a_batch_has_left():
     for name, count in (("long", 6), ("short", 1), ("next", 1)):
         core.submit(request(name, [1], count))
     _, ends = run(core)
-    assert ends == ["short", "long", "next"]
+    assert list(ends) == ["short", "long", "next"]
     assert [len(step.slices) for step in runner.batches] == [2, 1, 1, 1, 1, 1, 1]
 
 
@@ -87,7 +59,7 @@ def test_a_static_batch_keeps_its_size_and_answers_with_its_longest_member():
     for name, count in (("long", 6), ("short", 1), ("next", 1)):
         core.submit(request(name, [1], count))
     _, ends = run(core)
-    assert ends == ["long", "short", "next"] or ends == ["short", "long", "next"]
+    assert list(ends) in (["long", "short", "next"], ["short", "long", "next"])
     assert [len(step.slices) for step in runner.batches] == [2, 2, 2, 2, 2, 2, 1]
     assert core.scheduler.totals.held_tokens == 5
 
@@ -137,7 +109,7 @@ def test_a_member_whose_client_goes_away_leaves_and_the_rest_goes_on():
     core.abort("short")  # ended already, but held
     core.scheduler.check_integrity()
     _, ends = run(core)
-    assert ends == ["b"]
+    assert list(ends) == ["b"]
 
 
 def test_the_ends_of_a_batch_are_told_when_its_last_member_is_aborted():
@@ -156,7 +128,7 @@ def test_a_request_whose_timeout_is_over_ends_waiting_or_running():
     core.submit(request("running", [1], 50, timeout=2.0))
     core.submit(request("waiting", [1], 50, timeout=1.0))
     step(core)
-    clock.now = 3.0
+    clock.now += 3.0
     assert [(one.request_id, one.finish) for one in step(core)] == [
         ("waiting", FinishReason.TIMEOUT),
         ("running", FinishReason.TIMEOUT),
