@@ -10,11 +10,12 @@ from enum import StrEnum
 from typing import Protocol
 
 from paceline_server.engine.blocks import BlockManager
+from paceline_server.engine.intake import SchedulerTotals
 from paceline_server.engine.interface import TokenOutput
 from paceline_server.engine.pacing import Pacer
 from paceline_server.engine.queue import WaitingLine
 from paceline_server.engine.request_level import RequestLevelScheduler
-from paceline_server.engine.scheduler import Scheduled, Scheduler, SchedulerLimits, SchedulerTotals
+from paceline_server.engine.scheduler import Scheduled, Scheduler, SchedulerLimits
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.tables import BlockTables
 from paceline_server.engine.window import DelayWindow

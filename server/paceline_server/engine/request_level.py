@@ -17,15 +17,15 @@ from collections.abc import Sequence as Several
 
 from paceline_server.engine.dynamic import pop_batch
 from paceline_server.engine.fairness import INPUT_COST, OUTPUT_COST
-from paceline_server.engine.heap import LazyHeap
-from paceline_server.engine.interface import FinishReason, GenerationRequest, TokenOutput
+from paceline_server.engine.intake import Intake
+from paceline_server.engine.interface import GenerationRequest, TokenOutput
 from paceline_server.engine.queue import WaitingLine
-from paceline_server.engine.scheduler import Scheduled, SchedulerLimits, SchedulerTotals
+from paceline_server.engine.scheduler import Scheduled, SchedulerLimits
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.tables import BlockTables
 
 
-class RequestLevelScheduler:
+class RequestLevelScheduler(Intake):
     """Owns the waiting line, the batch and its blocks. See `batchers.StepScheduler`.
 
     Args:
@@ -38,26 +38,15 @@ class RequestLevelScheduler:
     def __init__(
         self, limits: SchedulerLimits, tables: BlockTables, waiting: WaitingLine, *, packed: bool, held: bool
     ) -> None:
+        super().__init__(waiting)
         self.limits = limits
         self.tables = tables
         self.blocks = tables.blocks
-        self.waiting = waiting
         self.running: list[Sequence] = []  # the batch, held members included
-        self.totals = SchedulerTotals()
         self._packed = packed
         self._held = held
         self._ends: dict[str, TokenOutput] = {}  # last outputs of held members, told when the batch ends
         self._scratch: list[int] = []  # blocks that padding is written to
-        self._expiring: LazyHeap[float, Sequence] = LazyHeap()
-        self._arrivals = 0
-
-    def add(self, sequence: Sequence) -> None:
-        """Put a new sequence into the waiting line. The caller has checked that it fits a batch alone."""
-        self._arrivals += 1
-        sequence.number = self._arrivals
-        self.waiting.push(sequence, sequence.arrival)
-        if sequence.expiry is not None:
-            self._expiring.push(sequence.request_id, sequence.expiry, sequence)
 
     def abort(self, request_id: str) -> Sequence | None:
         """Drop a sequence, waiting or in the batch; None where there is no such one."""
@@ -73,13 +62,7 @@ class RequestLevelScheduler:
 
     def expire(self, now: float) -> list[TokenOutput]:
         """Drop all sequences whose timeout is over; returns their last outputs, and those of a batch that this ends."""
-        outputs: list[TokenOutput] = []
-        for late in self._expiring.pop_until(now):
-            sequence = self.abort(late.request_id)
-            assert sequence is not None, "a sequence that is gone has a timeout"
-            self.totals.expirations += 1
-            outputs.append(sequence.output((), FinishReason.TIMEOUT))
-        return outputs + self._end_of_batch()
+        return super().expire(now) + self._end_of_batch()
 
     def schedule(self, now: float) -> list[Scheduled]:
         """The whole prompts of a new batch, or one token for each member of the one under way."""

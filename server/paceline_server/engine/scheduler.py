@@ -28,8 +28,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline_server.engine.fairness import BLOCK_STEP_COST, INPUT_COST, OUTPUT_COST
-from paceline_server.engine.heap import LazyHeap
-from paceline_server.engine.interface import FinishReason, TokenOutput
+from paceline_server.engine.intake import Intake
+from paceline_server.engine.interface import TokenOutput
 from paceline_server.engine.pacing import Pacer
 from paceline_server.engine.queue import MAX_LOSSES, WaitingLine
 from paceline_server.engine.sequence import Sequence
@@ -63,22 +63,7 @@ class Scheduled:
     count: int
 
 
-@dataclass(slots=True)
-class SchedulerTotals:
-    """Counts since the start.
-
-    Attributes:
-        padded_tokens, held_tokens: computed for nothing: behind shorter prompts, and for members of a batch that had
-            ended. Scheduling by steps knows neither.
-    """
-
-    preemptions: int = 0
-    expirations: int = 0
-    padded_tokens: int = 0
-    held_tokens: int = 0
-
-
-class Scheduler:
+class Scheduler(Intake):
     """Owns the waiting line, the running sequences and their blocks.
 
     Args:
@@ -91,23 +76,12 @@ class Scheduler:
         self, limits: SchedulerLimits, tables: BlockTables, waiting: WaitingLine, pacer: Pacer | None = None
     ) -> None:
         assert limits.max_tokens_in_batch >= limits.max_batch_size
+        super().__init__(waiting)
         self.limits = limits
         self.tables = tables
         self.blocks = tables.blocks
-        self.waiting = waiting
         self._pacer = pacer
         self.running: list[Sequence] = []  # the first, then by rank and admission: the last is preempted first
-        self.totals = SchedulerTotals()
-        self._expiring: LazyHeap[float, Sequence] = LazyHeap()  # sequences with a timeout, by when it is over
-        self._arrivals = 0
-
-    def add(self, sequence: Sequence) -> None:
-        """Put a new sequence into the waiting line. The caller has checked that it fits the pool alone."""
-        self._arrivals += 1
-        sequence.number = self._arrivals
-        self.waiting.push(sequence, sequence.arrival)
-        if sequence.expiry is not None:
-            self._expiring.push(sequence.request_id, sequence.expiry, sequence)
 
     def abort(self, request_id: str) -> Sequence | None:
         """Drop a sequence, waiting or running, and take its blocks back; None where there is no such one."""
@@ -123,16 +97,6 @@ class Scheduler:
                 self.waiting.note_end(sequence)
                 return sequence
         return None
-
-    def expire(self, now: float) -> list[TokenOutput]:
-        """Drop all sequences whose timeout is over, waiting and running; returns the last output of each."""
-        outputs: list[TokenOutput] = []
-        for late in self._expiring.pop_until(now):
-            sequence = self.abort(late.request_id)
-            assert sequence is not None, "a sequence that is gone has a timeout"
-            self.totals.expirations += 1
-            outputs.append(sequence.output((), FinishReason.TIMEOUT))
-        return outputs
 
     def schedule(self, now: float) -> list[Scheduled]:
         """Decide the next step; empty only where nothing waits or runs, or all that waits does so for the disk.
