@@ -22,14 +22,14 @@ from paceline_server.engine.testing import FakeRunner, model_info
 SYSTEM = list(range(1, 25))  # six blocks of four
 
 
-def make_core(identity="m", blocks=64, **options):
-    info = replace(model_info(num_blocks=blocks), kv_identity=identity)
+def make_core(identity="m", blocks=64, deterministic=True, **options):
+    info = replace(model_info(num_blocks=blocks), kv_identity=identity, deterministic=deterministic)
     return EngineCore(FakeRunner(info), info, SchedulerLimits(4, 64), **options)
 
 
-def ask(core, prompt, salt=""):
+def ask(core, prompt, salt="", **options):
     """Prompt tokens that came from the cache."""
-    core.submit(GenerationRequest("r", prompt, 1, ignore_eos=True, cache_salt=salt))
+    core.submit(GenerationRequest("r", prompt, 1, ignore_eos=True, cache_salt=salt, **options))
     cached = 0
     while core.has_work:
         for output in core.step():
@@ -57,6 +57,22 @@ def test_a_fresh_replica_finds_the_shared_prefix_under_its_salt_and_under_no_oth
     assert not fresh.has_work
     assert ask(fresh, [*SYSTEM, 77], salt="tenant b") == 0
     assert ask(fresh, [*SYSTEM, 77], salt="tenant a") == len(SYSTEM)
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_what_deterministic_requests_find_there_is_computed_as_they_are(able):
+    core = make_core()
+    for number in range(3):
+        ask(core, [*SYSTEM, 30 + number], deterministic=True)
+    found = core.hot_prefixes("q", 8)
+
+    fresh = make_core(deterministic=able)
+    assert compute(fresh, found.prefixes, lambda: True) == 1
+    computed = [piece.deterministic for batch in fresh._runner.batches for piece in batch.slices]
+    assert computed
+    assert all(computed) == able
+    if able:
+        assert ask(fresh, [*SYSTEM, 77], deterministic=True) == len(SYSTEM)
 
 
 def test_the_list_of_another_model_is_not_taken(tmp_path):

@@ -121,7 +121,9 @@ class EngineCore:
 
     def submit_prefix(self, request_id: str, prefix: HotPrefix) -> bool:
         """Queue the computation of another replica's prefix, for its blocks alone; False where it cannot be."""
-        request = GenerationRequest(request_id, (*prefix.token_ids, 0), 1, tier=Tier.BATCH)
+        # Its root may be of deterministic requests, which only find what is computed like them; others may find it too.
+        exact = self.info.deterministic
+        request = GenerationRequest(request_id, (*prefix.token_ids, 0), 1, tier=Tier.BATCH, deterministic=exact)
         if self._why_never(request) is not None or not self.scheduler.blocks.prefix_caching:
             return False
         if not all(0 <= token < self.info.vocab_size for token in prefix.token_ids):
