@@ -80,3 +80,22 @@ def test_shards_are_one_checkpoint_and_a_decoder_saved_alone_has_its_embedding_a
     places = {name: file for file, part in shards.items() for name in part}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     np.testing.assert_array_equal(load(tiny_config(tmp_path), lambda _: None).runner.logits(BATCH), whole)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_tensors_that_nothing_is_computed_from_are_named_in_the_log(
+    backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_tiny_model(tmp_path)
+    config = tiny_config(folder, engine={"attention_backend": backend})
+    load(config, lambda _: None)
+    assert not [record for record in caplog.records if "has no use" in record.message]
+
+    tensors = load_file(folder / "model.safetensors")
+    spare = {f"model.layers.{layer}.self_attn.q_proj.bias": torch.ones(48) for layer in range(3)}
+    computed = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    save_file(tensors | spare | computed, folder / "model.safetensors", metadata={"format": "pt"})
+    load(config, lambda _: None)
+    (said,) = [record.message for record in caplog.records if "has no use" in record.message]
+    assert "holds 3 tensors" in said
+    assert "model.layers.0.self_attn.q_proj.bias" in said

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import mmap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -59,6 +60,9 @@ class Checkpoint:
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor that is there."""

@@ -7,9 +7,11 @@ transformers' own logits.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,9 @@ _NORMS = {"olmo2": _NORMS_AFTER, "gemma2": _NORMS_AROUND, "gemma3_text": _NORMS_
 """A layer's norms of its rows, by our names; of families that are not here as Llama's."""
 
 _NAMED_IN_ERRORS = 3
+_COMPUTED = ".rotary_emb.inv_freq"  # some older files hold what the configuration says as well
+
+log = logging.getLogger("paceline.model")
 
 
 def obstacle_to_fusing(config: Mapping[str, Any]) -> str | None:
@@ -163,6 +168,7 @@ class LayerReader:
             raise ModelUnsupported(
                 f"the weights of {self._checkpoint.folder} do not go with its config.json: {'; '.join(parts)}"
             )
+        note_unused(self._checkpoint.folder, set(self._checkpoint) - {place.name for place in places})
 
     def _embedding_place(self) -> _Place:
         return self._tied(f"{self._prefix}embed_tokens.weight", "lm_head.weight")
@@ -233,6 +239,19 @@ class LayerReader:
 
 def _linear(name: str, stored: str, outputs: int, inputs: int) -> dict[str, _Place]:
     return {name: _Place(f"{stored}.weight", (outputs, inputs))}
+
+
+def note_unused(folder: Path, names: Iterable[str]) -> None:
+    """Say which tensors of a folder nothing is computed from: whoever wrote them meant another configuration."""
+    unused = sorted(name for name in names if not name.endswith(_COMPUTED))
+    if unused:
+        log.warning(
+            "%s holds %d tensors for which its config.json has no use, and the model is computed without them: %s%s",
+            folder,
+            len(unused),
+            ", ".join(unused[:_NAMED_IN_ERRORS]),
+            ", …" if len(unused) > _NAMED_IN_ERRORS else "",
+        )
 
 
 def _joined(stored: str, outputs: Mapping[str, int], inputs: int) -> dict[str, _Place]:

@@ -22,6 +22,7 @@ from paceline_server.model import config_file
 from paceline_server.model.attention.hook import IMPLEMENTATION
 from paceline_server.model.cache import GIB
 from paceline_server.model.checkpoint import Checkpoint, require_room
+from paceline_server.model.fused_layers import note_unused
 from paceline_server.model.support import require_supported
 
 _CANNOT_BE_READ = (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
@@ -130,7 +131,7 @@ def _from_pretrained(
     kind: Any, folder: Path, config: Any, dtype: torch.dtype, *, attention: str, **options: Any
 ) -> Any:
     transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()  # what it would warn of is refused here
+    transformers_logging.set_verbosity_error()  # what it would warn of is refused, or said, here
     try:
         model, report = kind.from_pretrained(
             folder,
@@ -150,4 +151,6 @@ def _from_pretrained(
     if wrong:
         names = "; ".join(f"{key.replace('_', ' ')}: {', '.join(names[:3])}" for key, names in wrong.items())
         raise ModelUnsupported(f"the weights of {folder} do not go with its config.json: {names}")
+    if kind is AutoModelForCausalLM:  # encoders' files hold a pooler that nobody asks for
+        note_unused(folder, map(str, report.get("unexpected_keys", ())))
     return model.eval()
