@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from shutil import rmtree
 from time import monotonic, sleep
 
 import numpy as np
@@ -120,6 +121,19 @@ def test_a_deleted_or_unwritable_file_is_no_error(tmp_path: Path, host: NDArray[
     path.parent.rmdir()
     folder.begin(FileJob(FileAction.WRITE, DIGEST, 1))
     assert not wait(folder).ok
+
+
+def test_a_folder_that_was_removed_is_made_anew_and_is_as_private_as_before(
+    tmp_path: Path, host: NDArray[np.uint8]
+) -> None:
+    path = write(tmp_path, host)
+    folder = BlockFolder(tmp_path, host, IDENTITY)
+    rmtree(path.parent)
+    folder.begin(FileJob(FileAction.WRITE, DIGEST, 1))
+    assert not wait(folder).ok
+    folder.begin(FileJob(FileAction.WRITE, DIGEST, 1))
+    assert wait(folder).ok
+    assert path.parent.stat().st_mode & 0o077 == 0
 
 
 def test_writes_that_fail_leave_nothing_behind_and_do_not_flood_the_log(

@@ -48,7 +48,7 @@ class BlockFolder:
         self._identity = bytes.fromhex(identity)
         self._folder = root / identity
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # KV tells the prompts that it was made of
+            self._make_folder()
             self._remove_others(root)
             self._stored = self._list()
         except OSError as error:
@@ -111,8 +111,12 @@ class BlockFolder:
             unfinished.replace(path)
         except OSError:
             unfinished.unlink(missing_ok=True)  # a disk that is full must not be filled by halves
+            self._make_folder()  # for the next block, where somebody has tidied up
             raise
         return True
+
+    def _make_folder(self) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # KV tells the prompts that it was made of
 
     def _read(self, digest: bytes, slot: int) -> bool:
         path = self._path(digest)
