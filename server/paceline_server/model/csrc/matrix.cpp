@@ -229,6 +229,7 @@ void Matrix::multiply_rows(const Rows& rows, const int32_t* weights, int words, 
       const int row = work.begin + low;
       Scalar* const tile_sums = sums.data() + ptrdiff_t(low) * kTileColumns;
       const Run run{first, first + kLanes, these, ahead, ahead_step};
+      if (word + these == words) fetch_results(work.panel, row, work.begin + high, out);
       tile_function<Format>(high - low)({rows.data + row * rows.stride + ptrdiff_t(word) * Format::kActivations,
                                          rows.stride,
                                          &run,
@@ -243,6 +244,12 @@ void Matrix::multiply_rows(const Rows& rows, const int32_t* weights, int words, 
       finish(tile_sums, rows, work.panel, row, work.begin + high, out);
     });
   }
+}
+
+// Results lie a row of the output apart: fetched while the sums are made, they do not keep `finish` waiting.
+void Matrix::fetch_results(int panel, int begin, int end, const Output& out) const {
+  const int column = panel * (is_gated(out.kind) ? kLanes : kTileColumns);
+  for (int row = begin; row < end; ++row) __builtin_prefetch(out.data + row * out.stride + column, 1);
 }
 
 // Sums of the rows [begin, end), [end - begin, kTileColumns], become results.

@@ -99,6 +99,7 @@ class Matrix {
   void multiply_rows(const Rows& rows, const int32_t* weights, int words, const Work& work, const Output& out) const;
   void multiply_widened(const Rows& rows, const Work& work, const Output& out) const;
   int rows_at_once() const;
+  void fetch_results(int panel, int begin, int end, const Output& out) const;
   template <class Sum>
   void finish(const Sum* sums, const Rows& rows, int panel, int begin, int end, const Output& out) const;
 
