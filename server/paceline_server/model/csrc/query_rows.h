@@ -12,7 +12,7 @@ namespace paceline {
 
 // Rows that attend together: whole tiles, and so many of them that fetching keys and values costs little beside the
 // products with them.
-inline constexpr int kRowsAtOnce = 48;
+inline constexpr int kRowsAtOnce = 96;
 static_assert(kRowsAtOnce % kTileRows == 0);
 
 // Online softmax (Milakov and Gimelshein, 2018) over groups of keys, as in FlashAttention (Dao et al., 2022). What a row
