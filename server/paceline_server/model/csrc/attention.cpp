@@ -74,23 +74,31 @@ void Attention::forward(int layer, const float* query, ptrdiff_t row_stride, con
   const Plan& plan = plan_for(rule.window);
   pool_.run(static_cast<int>(plan.tasks.size()), [&](int index) {
     const Task& task = plan.tasks[static_cast<size_t>(index)];
-    if (cache_.format() != CacheFormat::kBfloat16) return attend<Float32>(task, layer, query, row_stride, rule, out);
+    // Other threads take the tasks between.
+    const size_t later = static_cast<size_t>(index + pool_.threads());
+    const Ranges ranges{range_of(task, layer),
+                        later < plan.tasks.size() ? std::optional(range_of(plan.tasks[later], layer)) : std::nullopt};
+    if (cache_.format() != CacheFormat::kBfloat16) return attend<Float32>(task, ranges, query, row_stride, rule, out);
 #if defined(__AVX512BF16__)
-    if (bfloat16_paired_is_faster()) return attend<Bfloat16Paired>(task, layer, query, row_stride, rule, out);
+    if (bfloat16_paired_is_faster()) return attend<Bfloat16Paired>(task, ranges, query, row_stride, rule, out);
 #endif
     // Widened in each product or once for all rows: the same numbers in the same order.
-    if (task.tokens * task.heads <= kTileRows) return attend<Bfloat16Widened>(task, layer, query, row_stride, rule, out);
-    attend<Float32>(task, layer, query, row_stride, rule, out);
+    if (task.tokens * task.heads <= kTileRows) return attend<Bfloat16Widened>(task, ranges, query, row_stride, rule, out);
+    attend<Float32>(task, ranges, query, row_stride, rule, out);
   });
   for (const Merge& one : plan.merges) merge(one, out);
 }
 
+KeyRange Attention::range_of(const Task& task, int layer) const {
+  return {layer, task.head / (heads_ / cache_.shape().kv_heads),
+          step_.block_table + task.sequence * step_.table_width, task.kv_begin, task.kv_end};
+}
+
 template <class Format>
-void Attention::attend(const Task& task, int layer, const float* query, ptrdiff_t row_stride, const ScoreRule& rule,
-                       float* out) const {
+void Attention::attend(const Task& task, const Ranges& ranges, const float* query, ptrdiff_t row_stride,
+                       const ScoreRule& rule, float* out) const {
   static thread_local std::vector<int32_t> copied;
   const int dim = cache_.shape().head_dim, count = task.tokens * task.heads;
-  const int kv_head = task.head / (heads_ / cache_.shape().kv_heads);
   const int64_t first_token = step_.query_starts[task.sequence] + task.first_token;
   QueryRows<Format> rows(cache_, rule, count);
   for (int row = 0; row < count; ++row) {
@@ -98,9 +106,8 @@ void Attention::attend(const Task& task, int layer, const float* query, ptrdiff_
     rows.take(row, query + (first_token + token) * row_stride + ptrdiff_t(head) * dim,
               past(task.sequence) + task.first_token + token + 1);
   }
-  TileReader reader(cache_, layer, kv_head, step_.block_table + task.sequence * step_.table_width, task.kv_end,
-                    std::is_same_v<Format, Float32>, copied);
-  rows.attend(reader, task.kv_begin, task.kv_end);
+  TileReader reader(cache_, ranges.own, ranges.next, std::is_same_v<Format, Float32>, copied);
+  rows.attend(reader);
   for (int row = 0; row < count; ++row) {
     if (task.part >= 0) {
       rows.save(row, parts_.get() + (task.part + row) * part_stride());

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "cache.h"
 #include "memory.h"
 #include "pool.h"
+#include "tile_reader.h"
 
 namespace paceline {
 
@@ -72,8 +74,14 @@ class Attention {
   int past(int32_t sequence) const {  // tokens of the sequence before this step's
     return static_cast<int>(step_.kv_lengths[sequence] - step_.query_starts[sequence + 1] + step_.query_starts[sequence]);
   }
+  // The keys of a task, and those that its thread will probably need after it.
+  struct Ranges {
+    KeyRange own;
+    std::optional<KeyRange> next;
+  };
+  KeyRange range_of(const Task& task, int layer) const;
   template <class Format>
-  void attend(const Task& task, int layer, const float* query, ptrdiff_t row_stride, const ScoreRule& rule,
+  void attend(const Task& task, const Ranges& ranges, const float* query, ptrdiff_t row_stride, const ScoreRule& rule,
               float* out) const;
   void merge(const Merge& merge, float* out) const;
   int part_stride() const { return cache_.value_columns() + 2; }

@@ -70,8 +70,9 @@ typename QueryRows<Format>::Keys QueryRows<Format>::seen(int row, Keys group) co
 }
 
 template <class Format>
-void QueryRows<Format>::attend(TileReader& reader, int begin, int end) {
-  for (int first = begin; first < end; first += kGroupKeys) {
+void QueryRows<Format>::attend(TileReader& reader) {
+  const int end = reader.range().end;
+  for (int first = reader.range().begin; first < end; first += kGroupKeys) {
     const Keys group{first, std::min(end, first + kGroupKeys)};
     const Group keys = reader.read(first);
     bool fetched = false;

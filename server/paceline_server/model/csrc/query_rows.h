@@ -28,8 +28,8 @@ class QueryRows {
   // Rows come in the order of their tokens. query: [head_dim]; end: tokens of the sequence up to the row's own.
   void take(int row, const float* query, int end);
 
-  // Gather from the keys [begin, end) of the sequence; begin is a multiple of kGroupKeys.
-  void attend(TileReader& reader, int begin, int end);
+  // Gather from the reader's keys.
+  void attend(TileReader& reader);
 
   // The result: [head_dim].
   void finish(int row, float* out) const;

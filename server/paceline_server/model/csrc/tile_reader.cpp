@@ -19,13 +19,11 @@ void widen(Ints pairs, float* first, float* second) {
 
 }  // namespace
 
-TileReader::TileReader(const Cache& cache, int layer, int head, const int64_t* table, int end,
-                       bool as_float32, std::vector<int32_t>& scratch)
+TileReader::TileReader(const Cache& cache, const KeyRange& range, const std::optional<KeyRange>& next, bool as_float32,
+                       std::vector<int32_t>& scratch)
     : cache_(cache),
-      layer_(layer),
-      head_(head),
-      table_(table),
-      end_(end),
+      range_(range),
+      next_(next),
       converts_(cache.format() == CacheFormat::kInt8 || (as_float32 && cache.format() == CacheFormat::kBfloat16)),
       size_(cache.shape().block_size),
       // Converted keys have a row for each number of a cached word, of which a last one may be padding.
@@ -37,7 +35,7 @@ TileReader::TileReader(const Cache& cache, int layer, int head, const int64_t* t
 
 Group TileReader::read(int begin) {
   Group group{};
-  const int halves = (std::min(kGroupKeys, end_ - begin) + kLanes - 1) / kLanes;
+  const int halves = (std::min(kGroupKeys, range_.end - begin) + kLanes - 1) / kLanes;
   for (int which = 0; which < halves; ++which) group.halves[which] = read_half(begin + which * kLanes, which);
   if (halves % 2 == 1) group.halves[halves] = group.halves[halves - 1];
   return group;
@@ -45,31 +43,37 @@ Group TileReader::read(int begin) {
 
 Half TileReader::read_half(int begin, int which) {
   int32_t* const to = scratch_.data() + size_t(which) * (key_words_ + value_words_);
-  const int count = std::min(kLanes, end_ - begin), next = begin + kGroupKeys;
+  const int count = std::min(kLanes, range_.end - begin);
+  const std::optional<Half> next = in_one_block() ? next_half(begin) : std::nullopt;
   if (converts_) {
-    if (in_one_block() && next < end_) prefetch(next);
+    if (next) prefetch(*next);
     return convert(begin, count, to);
   }
   if (!in_one_block()) return copy(begin, count, to);
-  Half half = locate(begin);
-  if (next < end_) {
-    const Half later = locate(next);
-    half.next_keys = later.keys;
-    half.next_values = later.values;
+  Half half = locate(range_, begin);
+  if (next) {
+    half.next_keys = next->keys;
+    half.next_values = next->values;
   }
   return half;
 }
 
-Half TileReader::locate(int begin) const {
-  const int64_t block = table_[begin / size_];
-  const int place = begin % size_;
-  return {cache_.keys(layer_, block, head_) + place,
-          cache_.values(layer_, block, head_) + place / cache_.values_per_word() * cache_.value_columns(), size_, nullptr,
-          nullptr};
+Half TileReader::locate(const KeyRange& range, int token) const {
+  const int64_t block = range.table[token / size_];
+  const int place = token % size_;
+  return {cache_.keys(range.layer, block, range.head) + place,
+          cache_.values(range.layer, block, range.head) + place / cache_.values_per_word() * cache_.value_columns(),
+          size_, nullptr, nullptr};
 }
 
-void TileReader::prefetch(int begin) const {
-  const Half half = locate(begin);
+// The half that is as far into the next group, or into the next range behind the last group.
+std::optional<Half> TileReader::next_half(int begin) const {
+  if (begin + kGroupKeys < range_.end) return locate(range_, begin + kGroupKeys);
+  const int later = next_ ? next_->begin + begin % kGroupKeys : 0;
+  return next_ && later < next_->end ? std::optional(locate(*next_, later)) : std::nullopt;
+}
+
+void TileReader::prefetch(const Half& half) const {
   const int words = kLanes / cache_.values_per_word() * cache_.value_columns();
   for (int row = 0; row < cache_.key_rows(); ++row) __builtin_prefetch(half.keys + ptrdiff_t(row) * size_, 0, 2);
   for (int word = 0; word < words; word += 16) __builtin_prefetch(half.values + word, 0, 2);
@@ -80,11 +84,11 @@ Half TileReader::copy(int begin, int count, int32_t* keys) const {
   int32_t* const values = keys + key_words_;
   std::memset(keys, 0, (key_words_ + value_words_) * sizeof(int32_t));
   for (int index = 0; index < count; ++index) {
-    const int64_t block = table_[(begin + index) / size_];
+    const int64_t block = range_.table[(begin + index) / size_];
     const int place = (begin + index) % size_;
-    const int32_t* const from = cache_.keys(layer_, block, head_) + place;
+    const int32_t* const from = cache_.keys(range_.layer, block, range_.head) + place;
     for (int row = 0; row < cache_.key_rows(); ++row) keys[row * kLanes + index] = from[ptrdiff_t(row) * size_];
-    const int32_t* const value = cache_.values(layer_, block, head_) + place / pair * columns;
+    const int32_t* const value = cache_.values(range_.layer, block, range_.head) + place / pair * columns;
     if (pair == 1) {
       std::memcpy(values + index * columns, value, sizeof(int32_t) * static_cast<size_t>(columns));
     } else {
@@ -112,9 +116,9 @@ Half TileReader::convert(int begin, int count, int32_t* words) const {
 
 // kLanes tokens of one block: neighbouring tokens are neighbouring words of keys, and share the words of values.
 void TileReader::decode_block(int begin, float* keys, float* values) const {
-  const Half half = locate(begin);
+  const Half half = locate(range_, begin);
   const int columns = cache_.value_columns(), dim = cache_.shape().head_dim;
-  const float* const scales = cache_.scales(layer_, table_[begin / size_], head_) + begin % size_;
+  const float* const scales = cache_.scales(range_.layer, range_.table[begin / size_], range_.head) + begin % size_;
   const Floats key_scales = load(scales);
   for (int d = 0; d < dim; d += 4) {
     const Ints words = load(half.keys + ptrdiff_t(d / 4) * size_);
@@ -133,9 +137,9 @@ void TileReader::decode_block(int begin, float* keys, float* values) const {
 }
 
 void TileReader::decode_token(int token, int index, float* keys, float* values) const {
-  const Half half = locate(token);
+  const Half half = locate(range_, token);
   const int place = token % size_, columns = cache_.value_columns();
-  const float* const scales = cache_.scales(layer_, table_[token / size_], head_) + place;
+  const float* const scales = cache_.scales(range_.layer, range_.table[token / size_], range_.head) + place;
   for (int d = 0; d < cache_.shape().head_dim; ++d) {
     const int32_t key = reinterpret_cast<const int8_t*>(half.keys + ptrdiff_t(d / 4) * size_)[d % 4];
     const int32_t value = reinterpret_cast<const int8_t*>(half.values + d)[place % 4];
@@ -146,7 +150,7 @@ void TileReader::decode_token(int token, int index, float* keys, float* values) 
 
 // As decode_block and decode_token, of bfloat16.
 void TileReader::widen_block(int begin, float* keys, float* values) const {
-  const Half half = locate(begin);
+  const Half half = locate(range_, begin);
   const int columns = cache_.value_columns();
   for (int row = 0; row < cache_.key_rows(); ++row) {
     widen(load(half.keys + ptrdiff_t(row) * size_), keys + 2 * row * kLanes, keys + (2 * row + 1) * kLanes);
@@ -160,7 +164,7 @@ void TileReader::widen_block(int begin, float* keys, float* values) const {
 }
 
 void TileReader::widen_token(int token, int index, float* keys, float* values) const {
-  const Half half = locate(token);
+  const Half half = locate(range_, token);
   const uint16_t* const pairs = reinterpret_cast<const uint16_t*>(half.values) + token % size_ % 2;
   for (int d = 0; d < cache_.shape().head_dim; ++d) {
     const uint16_t* const key = reinterpret_cast<const uint16_t*>(half.keys + ptrdiff_t(d / 2) * size_);
