@@ -91,7 +91,10 @@ def peers_table(result: Result) -> str:
 def _rate(runs: Sequence[Run], server: str, letter: str) -> str:
     """Median of the throughput with its range; empty where it was not run."""
     rates = [run.figures.output_tokens_per_second for run in counted(runs, server, letter)]
-    return f"**{median(rates):.0f}** ({min(rates):.0f}–{max(rates):.0f})" if rates else ""
+    if not rates:
+        return ""
+    digits = 0 if median(rates) >= 10 else 1
+    return f"**{median(rates):.{digits}f}** ({min(rates):.{digits}f}–{max(rates):.{digits}f})"
 
 
 TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
