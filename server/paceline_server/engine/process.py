@@ -22,12 +22,12 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 def _load(config: ServerConfig, on_phase: OnPhase) -> Loaded | LoadedEncoder:
     folder = find_model(config.engine.model_path, on_phase)
-    # Imported once a model is there, and only what it needs: `encoder_startup` brings torch, which takes seconds.
+    # Imported once a model is there, and only what it needs: torch takes seconds.
     if is_sentence_model(folder):
-        from paceline_server.model import encoder_startup  # noqa: PLC0415
+        from paceline_server.model import encoder_startup  # noqa: PLC0415 (it brings torch)
 
         return encoder_startup.load(config, folder, on_phase)
-    from paceline_server.model import startup  # noqa: PLC0415
+    from paceline_server.model import startup  # noqa: PLC0415 (once a model is there)
 
     return startup.load(config, on_phase)
 

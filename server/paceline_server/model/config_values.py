@@ -15,6 +15,7 @@ from paceline_server.errors import ModelUnsupported
 
 Count = Annotated[int, Field(gt=0)] | None
 Number = Annotated[float, Field(gt=0)] | None
+Share = Annotated[float, Field(gt=0, le=1)] | None
 
 
 def _token_ids(value: Any) -> Any:
@@ -36,7 +37,7 @@ class _Rope(_Values):
     low_freq_factor: Number = None
     high_freq_factor: Number = None
     original_max_position_embeddings: Number = None
-    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] | None = None
+    partial_rotary_factor: Share = None
     attention_factor: Number = None
     beta_fast: Number = None
     beta_slow: Number = None
@@ -70,7 +71,7 @@ class _Config(EndTokens):
     residual_multiplier: Number = None
     attention_multiplier: Number = None
     logits_scaling: Number = None
-    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] | None = None
+    partial_rotary_factor: Share = None
     tie_word_embeddings: bool | None = None
     attention_bias: bool | None = None
     mlp_bias: bool | None = None
