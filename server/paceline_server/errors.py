@@ -156,7 +156,7 @@ class InvalidRequest(RequestError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Prompt, or prompt plus max_tokens, is longer than the model's context or the KV pool."""
+    """Prompt, or prompt plus max_tokens, is longer than the model's context, the KV pool or a batch."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message, param=param, code="context_length_exceeded")

@@ -99,6 +99,23 @@ async def test_a_text_that_is_too_long_is_refused_with_both_counts_and_its_place
     assert "input 1" in answer["error"]["message"]
 
 
+async def test_a_text_longer_than_a_batch_is_refused_with_its_field_and_place_before_the_engine_hears_of_it(folder):
+    config = parse(
+        {
+            "engine": {"model_path": "m", "served_model_names": ["tiny"]},
+            "batching": {"max_batch_size": 1, "max_tokens_in_batch": 8},
+        }
+    )
+    async with served(FakeEngine(folder, task=Task.EMBED, max_model_len=16), config) as up:
+        assert (await post(up, input=[[5] * 8]))[0] == 200
+        status, answer = await post(up, input=[[5], [5] * 9])
+        assert len(up.engine.embedded) == 1
+    error = answer["error"]
+    assert (status, error["param"], error["code"]) == (400, "input", "context_length_exceeded")
+    assert "holds 8 tokens (batching.max_tokens_in_batch)" in error["message"]
+    assert "input 1 has 9" in error["message"]
+
+
 async def test_another_models_name_is_not_served(server):
     assert (await post(server, input="a", model="other"))[0] == 404
 

@@ -16,7 +16,7 @@ from openai_calls import (
     speaking_engine,
 )
 
-from paceline_server.testing import FakeEngine, served
+from paceline_server.testing import FakeEngine, served, server_config
 
 
 @pytest.fixture
@@ -56,6 +56,30 @@ async def test_the_refusal_of_a_long_prompt_has_the_limit_and_the_count(engine: 
         _, answer = await post(server, "/v1/completions", COMPLETION, prompt=[5] * 257)
     assert "maximum context length is 256 tokens" in answer["error"]["message"]
     assert "257 in the prompt" in answer["error"]["message"]
+
+
+@both_endpoints
+@pytest.mark.parametrize("batcher", ["dynamic", "static"])
+async def test_a_prompt_longer_than_a_batch_by_request_is_refused_by_its_field_before_the_engine_hears_of_it(
+    engine: FakeEngine, path: str, body: dict[str, Any], batcher: str
+) -> None:
+    config = server_config()
+    batching = config.batching.model_copy(update={"batcher": batcher, "max_tokens_in_batch": 64})
+    long = {"prompt": [5] * 65} if "prompt" in body else {"messages": [{"role": "user", "content": "x y " * 40}]}
+    async with served(engine, config.model_copy(update={"batching": batching})) as server:
+        status, answer = await post(server, path, body, **long)
+        error = answer["error"]
+        assert (status, error["param"], error["code"]) == (400, next(iter(long)), "context_length_exceeded")
+        assert "holds 64 tokens (batching.max_tokens_in_batch)" in error["message"]
+        assert engine.requests == []
+        assert (await post(server, path, body))[0] == 200
+
+
+async def test_a_prompt_longer_than_a_step_is_computed_in_chunks(engine: FakeEngine) -> None:
+    config = server_config()
+    batching = config.batching.model_copy(update={"max_tokens_in_batch": 64})
+    async with served(engine, config.model_copy(update={"batching": batching})) as server:
+        assert (await post(server, "/v1/completions", COMPLETION, prompt=[5] * 65))[0] == 200
 
 
 @pytest.mark.parametrize("prompt", [[400], [5, 10**30], ""])

@@ -1,4 +1,4 @@
-"""How many tokens a request may generate, by the model's context and the KV pool. Called by `service`.
+"""How long prompt and answer may be, by context, KV pool and batches. Called by `service` and `embeddings`.
 
 The choices, also in docs/reference/api.md: a prompt must leave room for one token. `max_tokens` above the context
 length is refused; one that reaches past the end only together with the prompt is cut to what is left.
@@ -20,6 +20,25 @@ def refuse_limit_beyond_context(asked: int | None, field: str, info: ModelInfo) 
         shown = str(asked) if asked < 10**20 else "far more"
         raise ContextLengthExceeded(
             f"This model's maximum context length is {info.max_model_len} tokens. However, {field} asks for {shown}.",
+            param=field,
+        )
+
+
+def refuse_beyond_batch(tokens: int, budget: int, field: str, subject: str) -> None:
+    """Refuse a text that is computed in one piece, and is longer than the batches that it would have to be in.
+
+    Args:
+        budget: tokens that a batch holds.
+        field: of the request, which the text came in.
+        subject: the text, in the message.
+
+    Raises:
+        ContextLengthExceeded: the text fits no batch.
+    """
+    if tokens > budget:
+        raise ContextLengthExceeded(
+            f"A batch of this server holds {budget} tokens (batching.max_tokens_in_batch). However, {subject} has "
+            f"{tokens}, and is not computed in parts. Shorten it.",
             param=field,
         )
 

@@ -14,6 +14,7 @@ from aiohttp import web
 from paceline_server.engine.interface import EmbeddingOutput, EmbeddingRequest, Task
 from paceline_server.errors import ContextLengthExceeded, InvalidRequest
 from paceline_server.gateway.answers import priced
+from paceline_server.gateway.context import refuse_beyond_batch
 from paceline_server.gateway.embedding_request import EmbeddingFields
 from paceline_server.gateway.exchange import EXCHANGE, Exchange
 from paceline_server.gateway.metrics import GatewayMetrics
@@ -65,7 +66,7 @@ async def _prepare(request: web.Request, text: ModelText, tenant: Tenant) -> _Jo
     async with fields_of(request, EmbeddingFields) as fields:
         urgent = patience(fields.timeout, request.headers.get(TIMEOUT_HEADER), gateway.config.scheduling, tenant.config)
         _require_dimensions(fields.dimensions, text.info.dimensions)
-        inputs = await _encode(fields.input, text)
+        inputs = await _encode(fields.input, text, gateway.config.batching.max_tokens_in_batch)
     exchange.prompt_tokens = sum(map(len, inputs))
     _require_sum(exchange.prompt_tokens)
     return _Job(
@@ -81,8 +82,8 @@ async def _prepare(request: web.Request, text: ModelText, tenant: Tenant) -> _Jo
     )
 
 
-async def _encode(given: Sequence[str] | Sequence[Sequence[int]], text: ModelText) -> list[Sequence[int]]:
-    """Token ids of each input, within the model's length."""
+async def _encode(given: Sequence[str] | Sequence[Sequence[int]], text: ModelText, budget: int) -> list[Sequence[int]]:
+    """Token ids of each input, within the model's length and the tokens that a batch holds."""
     texts = [one for one in given if isinstance(one, str)]
     inputs: list[Sequence[int]] = [*await text.encode_texts(texts, "input")] if texts else []
     for ids in (one for one in given if not isinstance(one, str)):
@@ -96,6 +97,7 @@ async def _encode(given: Sequence[str] | Sequence[Sequence[int]], text: ModelTex
                 "Shorten it, or embed it in parts.",
                 param="input",
             )
+        refuse_beyond_batch(len(ids), budget, "input", f"input {index}")
     return inputs
 
 

@@ -17,7 +17,7 @@ from paceline_server.engine.interface import GenerationRequest, ModelInfo, Task
 from paceline_server.errors import ContextLengthExceeded, InvalidRequest
 from paceline_server.gateway.answers import Endpoint, Head
 from paceline_server.gateway.assembly import TextAssembly
-from paceline_server.gateway.context import output_tokens, refuse_limit_beyond_context
+from paceline_server.gateway.context import output_tokens, refuse_beyond_batch, refuse_limit_beyond_context
 from paceline_server.gateway.detokenizer import Detokenizer
 from paceline_server.gateway.exchange import EXCHANGE
 from paceline_server.gateway.generation import Meter, generate
@@ -144,6 +144,9 @@ def _fit(
     except ContextLengthExceeded as error:
         error.param = endpoint.prompt_field
         raise
+    batching = gateway.config.batching
+    if batching.kind != "continuous":
+        refuse_beyond_batch(prompt_tokens, batching.max_tokens_in_batch, endpoint.prompt_field, "the prompt")
     if (fields.min_tokens or 0) > limit:
         raise ContextLengthExceeded(
             f"min_tokens asks for {fields.min_tokens} tokens, but a prompt of {prompt_tokens} leaves room for {limit}",
