@@ -66,6 +66,15 @@ def test_a_shared_prefix_is_computed_once():
     assert first.ttft > 0.1
 
 
+@pytest.mark.parametrize("policy", ["slo", "sjf"])
+def test_a_pool_that_the_trace_cannot_fill_costs_no_more_than_one_that_it_just_fills(policy):
+    trace = [asked(index / 50, prompt=40, prefix="p", prefix_tokens=32, max_tokens=30) for index in range(40)]
+    runs = [simulation(trace, pool=Pool(blocks), policy=policy) for blocks in (40 * 6, 10**15)]
+    assert len({run.core.scheduler.blocks.num_blocks for run in runs}) == 1
+    just, beyond = ([(one.ttft, one.end) for one in run.run()] for run in runs)
+    assert just == beyond
+
+
 def test_the_same_seed_gives_the_same_run_and_another_one_does_not():
     machine = replace(MACHINE, jitter=0.1)
     trace = [asked(index / 10, prompt=10 + index) for index in range(20)]

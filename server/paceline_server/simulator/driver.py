@@ -140,14 +140,19 @@ class Simulation:
 
 
 def _info(trace: Sequence[TraceRequest], pool: Pool) -> ModelInfo:
-    """The facts of a pretended model whose context holds every request of the trace."""
-    longest = max(one.prompt_tokens + (one.max_tokens or one.output_tokens) for one in trace)
+    """The facts of a pretended model whose context holds every request of the trace.
+
+    Of a pool that the whole trace cannot fill, so that nothing is ever evicted, there are only the blocks that it can:
+    the core keeps books of each, which for 100 million take gigabytes.
+    """
+    lengths = [one.prompt_tokens + (one.max_tokens or one.output_tokens) for one in trace]
+    filled = sum(-(-length // pool.block_size) + 1 for length in lengths)  # and a last block that is computed twice
     return ModelInfo(
         folder="",
-        max_model_len=longest,
+        max_model_len=max(lengths),
         vocab_size=1 << 32,
         eos_token_ids=(END,),
-        num_blocks=pool.num_blocks,
+        num_blocks=min(pool.num_blocks, filled),
         block_size=pool.block_size,
         dtype="simulated",
         device="simulated",
