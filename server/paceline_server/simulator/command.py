@@ -13,7 +13,7 @@ from paceline_server.engine.policies import ttft_targets
 from paceline_server.engine.scheduler import SchedulerLimits
 from paceline_server.errors import InvalidConfiguration
 from paceline_server.simulator import arguments as options
-from paceline_server.simulator.driver import Simulation
+from paceline_server.simulator.driver import Outcome, Simulation
 from paceline_server.simulator.progress import Progress
 from paceline_server.simulator.report import as_json, rows, table
 from paceline_server.simulator.trace import read
@@ -53,17 +53,19 @@ def simulate(arguments: argparse.Namespace) -> int:
     figures = {}
     for policy in arguments.policy or ["slo"]:
         scheduling = SchedulingConfig(policy=policy, admission=arguments.admission)
-        simulation = Simulation(trace, machine, pool, limits, scheduling, arguments.seed)
-        with Progress(sys.stderr) as progress:
-            while not simulation.done:
-                simulation.advance()
-                progress.show(f"{policy}: {simulation.arrived} of {len(trace)} requests have come")
-        figures[policy] = rows(simulation.outcomes, ttft_targets(scheduling.tiers))
+        outcomes = _run(Simulation(trace, machine, pool, limits, scheduling, arguments.seed), policy)
+        figures[policy] = rows(outcomes, ttft_targets(scheduling.tiers))
     if arguments.json:
         print(json.dumps({policy: as_json(found) for policy, found in figures.items()}, indent=1))
     else:
         print("\n\n".join(table(found, policy) for policy, found in figures.items()))
     return 0
+
+
+def _run(simulation: Simulation, policy: str) -> list[Outcome]:
+    total = len(simulation.outcomes)
+    with Progress(sys.stderr) as progress:
+        return simulation.run(lambda arrived: progress.show(f"{policy}: {arrived} of {total} requests have come"))
 
 
 def _limits(arguments: argparse.Namespace) -> SchedulerLimits:

@@ -6,7 +6,7 @@ exactly as it would be served. Requests reach the core between two steps, as the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -89,15 +89,16 @@ class Simulation:
         """Whether everything has come and gone."""
         return self._next == len(self._trace) and not self.core.has_work
 
-    @property
-    def arrived(self) -> int:
-        """Requests of the trace that have come so far."""
-        return self._next
+    def run(self, watch: Callable[[int], None] | None = None) -> list[Outcome]:
+        """Run to the end; returns what became of each request, in the trace's order.
 
-    def run(self) -> list[Outcome]:
-        """Run to the end; returns what became of each request, in the trace's order."""
+        Args:
+            watch: told after every step how many requests of the trace have come.
+        """
         while not self.done:
             self.advance()
+            if watch is not None:
+                watch(self._next)
         return self.outcomes
 
     def advance(self) -> None:
