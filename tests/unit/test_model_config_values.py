@@ -16,6 +16,13 @@ from paceline_server.model.rotary import Rotary
 from paceline_server.model.support import context_length, layer_windows
 from paceline_server.model.testing import save_tiny_model
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 JUNK: tuple[Any, ...] = (0, -1, 1.5, inf, nan, "x", "1", True, False, None, [], [1], {}, {"a": "b"})
 
 
@@ -66,6 +73,14 @@ def test_whatever_a_value_is_a_model_is_used_or_refused_by_name(family: str, tmp
         ({"layer_types": ["full_attention"]}, "layer_types names 1 layers, and num_hidden_layers is 3"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 0}}, "rope_parameters.factor"),
+        (
+            {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
+            r"rope_scaling.high_freq_factor: must be above low_freq_factor \(1\), not '1.0'",
+        ),
+        ({"rope_parameters": LLAMA3 | {"rope_theta": 1e4, "low_freq_factor": 4.5}}, r"low_freq_factor \(4.5\)"),
+        ({"rope_parameters": {"full_attention": LLAMA3 | {"low_freq_factor": 4}}}, "full_attention.high_freq_factor"),
+        ({"rope_theta": 1.0}, "rope_theta: Input should be greater than 1"),
+        ({"rope_local_base_freq": 0.5}, "rope_local_base_freq"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 2}}, "partial_rotary_factor"),
     ],
 )

@@ -9,12 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from paceline_server.errors import ModelUnsupported
 
 Count = Annotated[int, Field(gt=0)] | None
 Number = Annotated[float, Field(gt=0)] | None
+Base = Annotated[float, Field(gt=1)] | None  # of rotary frequencies: by it each pair turns more slowly than the last
 Share = Annotated[float, Field(gt=0, le=1)] | None
 
 
@@ -32,7 +42,7 @@ class _Values(BaseModel):
 class _Rope(_Values):
     rope_type: str | None = None
     type: str | None = None
-    rope_theta: Number = None
+    rope_theta: Base = None
     factor: Number = None
     low_freq_factor: Number = None
     high_freq_factor: Number = None
@@ -43,6 +53,14 @@ class _Rope(_Values):
     beta_slow: Number = None
     full_attention: _Rope | None = None
     sliding_attention: _Rope | None = None
+
+    @field_validator("high_freq_factor")
+    @classmethod
+    def _above_low(cls, high: float | None, before: ValidationInfo) -> float | None:
+        low = before.data.get("low_freq_factor")
+        if high is not None and low is not None and high <= low:
+            raise ValueError(f"must be above low_freq_factor ({low:g})")
+        return high
 
 
 class EndTokens(_Values):
@@ -62,8 +80,8 @@ class _Config(EndTokens):
     max_position_embeddings: Count = None
     sliding_window: Annotated[int, Field(ge=0)] | None = None
     rms_norm_eps: Number = None
-    rope_theta: Number = None
-    rope_local_base_freq: Number = None
+    rope_theta: Base = None
+    rope_local_base_freq: Base = None
     query_pre_attn_scalar: Number = None
     attn_logit_softcapping: Number = None
     final_logit_softcapping: Number = None
