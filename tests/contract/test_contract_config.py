@@ -1,6 +1,7 @@
 """What the operator renders is what the server takes: configuration file, command, environment, metric names."""
 
 import inspect
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from pydantic.alias_generators import to_snake
 from paceline_operator import names
 from paceline_operator.desired import render
 from paceline_operator.desired.config import engine_config, server_path
+from paceline_operator.local import secrets
 from paceline_operator.spec import EngineSpec, HandoverSpec, parse_service, section_type
 from paceline_operator.tenancy import SchedulingSpec, TenantSpec
 from paceline_operator.vocabulary import in_words_of_the_spec
@@ -198,6 +200,46 @@ def test_a_key_that_the_server_cannot_use_is_told_by_the_field_that_names_its_se
     with pytest.raises(InvalidConfiguration) as refused:
         TenantBook(tenants, {KEYS_FOLDER: str(tmp_path)})
     assert in_words_of_the_spec(str(refused.value)).startswith("spec.tenants.0.keysFrom (tenant team-a), line 1: a key")
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"sk-team-a-0123456789",
+        b"\n# old\n\tsk-team-a-0123456789 \r\n" + b"!" * 16 + b"\n" + b"~" * 512,
+        b"k" * 15,
+        b"k" * 513,
+        b"sk-team-a 0123456789",
+        "sk-schlüssel-0123456789".encode(),
+        b"sk-team-a-0123456789\x0cshort",
+        b"sha256:" + b"0" * 64,
+        b"SHA256:" + b"0" * 64,
+        b"",
+        b"# none",
+        b"sk-team-a-\xff0123456789",
+        b"#" * (1 << 20),
+        b"k" * 16 + b"\n" * (1 << 20),
+        b"sk-other-0123456789",
+        b"sha256:" + sha256(b"sk-other-0123456789").hexdigest().encode(),
+    ],
+)
+def test_local_mode_takes_those_files_of_keys_that_the_server_takes(tmp_path, content, at):
+    """The second tenant's file holds another key; the server and local mode are told of both."""
+    references = [{"name": "keys", "key": name} for name in ("a", "b")]
+    tenants = [{"name": one["key"], "keysFrom": {"secretKeyRef": one}} for one in references]
+    wanted = service(tenants=tenants)
+    (tmp_path / "keys").mkdir()
+    contents = [b"sk-other-0123456789"]
+    contents.insert(at, content)
+    for name, one in zip("ab", contents, strict=True):
+        (tmp_path / "keys" / name).write_bytes(one)
+    try:
+        TenantBook(parse(engine_config(wanted)).tenants, {KEYS_FOLDER: str(tmp_path / "keys")})
+    except InvalidConfiguration:
+        assert secrets.mistakes(wanted.spec, tmp_path)
+    else:
+        assert secrets.mistakes(wanted.spec, tmp_path) == []
 
 
 def test_a_fresh_replica_asks_the_service_that_leads_to_the_others_with_the_secret_they_share():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,7 @@ def test_what_has_no_meaning_on_one_machine_is_noted_and_not_refused(tmp_path: P
         assert field in notes
 
 
+HASH = "sha256:" + sha256(b"sk-team-a-0123456789").hexdigest()
 TENANT = {"name": "team-a", "keysFrom": {"secretKeyRef": {"name": "api-keys", "key": "team-a"}}}
 
 
@@ -155,6 +157,38 @@ def test_a_secret_that_is_not_on_this_machine_is_refused_with_the_way_to_give_it
     assert "write the keys of team-a, one a line, to FOLDER/api-keys/team-a and give --secrets FOLDER" in mistake
     with pytest.raises(InvalidManifest, match=f"to {tmp_path}/api-keys/team-a"):
         load(tmp_path, document, secrets=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"# nobody yet\n\n", "holds no keys"),
+        (b"\xff\xfe", "is not UTF-8 text"),
+        (b"sk-team-a-0123456789\n# new\nshort", "line 3: a key has 16 to 512 characters"),
+        (b"sk-team-a 0123456789", "line 1: a key has"),
+        (b"#" * ((1 << 20) + 1), "is larger than a file of keys can be"),
+    ],
+)
+def test_a_file_that_holds_no_keys_is_refused_before_a_server_is_started(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
+    keys = tmp_path / "api-keys" / "team-a"
+    keys.parent.mkdir()
+    keys.write_bytes(content)
+    with pytest.raises(InvalidManifest) as refused:
+        load(tmp_path, service(tenants=[TENANT]), secrets=tmp_path)
+    assert f"spec.tenants.0.keysFrom: {keys}" in str(refused.value)
+    assert says in str(refused.value)
+    assert "short" not in str(refused.value)
+
+
+def test_a_key_of_two_tenants_is_refused_before_a_server_is_started_however_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "api-keys").mkdir()
+    (tmp_path / "api-keys" / "team-a").write_text("sk-team-a-0123456789")
+    (tmp_path / "api-keys" / "team-b").write_text(f"sk-team-b-0123456789\n{HASH}")
+    other = {"name": "team-b", "keysFrom": {"secretKeyRef": {"name": "api-keys", "key": "team-b"}}}
+    with pytest.raises(InvalidManifest, match=r"spec.tenants.1.keysFrom: team-b and team-a have a key in common"):
+        load(tmp_path, service(tenants=[TENANT, other]), secrets=tmp_path)
 
 
 def test_a_secret_in_the_folder_becomes_a_file_that_the_server_is_pointed_at(tmp_path: Path) -> None:
@@ -182,8 +216,8 @@ def test_a_secret_in_the_folder_becomes_a_file_that_the_server_is_pointed_at(tmp
 @pytest.mark.parametrize(
     ("content", "anonymous", "key"),
     [
-        ("# chat\nsha256:00\n sk-team-a-0123456789 \nsk-second", False, "sk-team-a-0123456789"),
-        ("sha256:00", False, None),
+        (f"# chat\n{HASH}\n sk-team-a-0123456789 \nsk-team-a-9876543210", False, "sk-team-a-0123456789"),
+        (HASH, False, None),
         ("sk-team-a-0123456789", True, None),
     ],
 )

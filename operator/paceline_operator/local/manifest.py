@@ -17,8 +17,8 @@ from paceline_operator.cluster import Key, Manifest
 from paceline_operator.desired import render
 from paceline_operator.errors import InvalidSpec
 from paceline_operator.local import container
+from paceline_operator.local import secrets as secrets_
 from paceline_operator.local.errors import InvalidManifest
-from paceline_operator.local.secrets import missing
 from paceline_operator.model_uri import Claim
 from paceline_operator.spec import LLMService, LLMServiceSpec, parse_spec
 
@@ -49,7 +49,7 @@ def load(path: Path, *, cpu: bool = False, secrets: Path | None = None) -> Manif
         spec = {**spec, "resources": _without_devices(spec.get("resources"))}
     try:
         parsed = parse_spec(spec)
-        mistakes += [*_unsupported(parsed), *missing(parsed, secrets)]
+        mistakes += [*_unsupported(parsed), *secrets_.mistakes(parsed, secrets)]
     except InvalidSpec as error:
         mistakes += [str(field) for field in error.errors]
     if mistakes:
