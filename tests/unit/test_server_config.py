@@ -62,6 +62,18 @@ def test_a_path_that_is_written_to_is_absolute_or_refused_by_name(path):
         assert name + ("must begin with /" if path else "") in str(error.value)
 
 
+@pytest.mark.parametrize("peer", ["prefixes.json", "~/prefixes.json", "peer:8000", "ftp://peer/prefixes"])
+def test_a_peer_that_is_neither_a_url_nor_an_absolute_path_is_refused_by_name(peer):
+    with pytest.raises(InvalidConfiguration, match=r"kv_cache.handover.peer: must begin with http:// or https://, or"):
+        parse({"engine": {"model_path": "m"}, "kv_cache": {"handover": {"peer": peer}}})
+
+
+@pytest.mark.parametrize("peer", ["http://peer:8000", "https://peer/", "/var/lib/prefixes.json", None])
+def test_a_peer_is_a_url_or_a_file_that_is_found_from_anywhere(peer):
+    config = parse({"engine": {"model_path": "m"}, "kv_cache": {"handover": {"peer": peer}}})
+    assert config.kv_cache.handover.peer == peer
+
+
 def test_flags_win_over_the_file(tmp_path):
     path = tmp_path / "engine.yaml"
     path.write_text("engine: {model_path: m}\ngateway: {port: 1234}\n")

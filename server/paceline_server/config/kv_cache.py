@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from paceline_server.config.group import AbsolutePath, Group, Positive
 
@@ -36,10 +36,20 @@ class HandoverConfig(Group):
         None,
         min_length=1,
         description="Base URL of a replica or of their Service, whose GET /prefixes is asked with the secret in "
-        "PACELINE_HANDOVER_SECRET; or a file with such an answer. null starts cold.",
+        "PACELINE_HANDOVER_SECRET; or the absolute path of a file with such an answer. null starts cold.",
     )
     max_prefixes: Positive = Field(64, description="Prefixes that are taken over at most, hottest first.")
     max_seconds: float = Field(20.0, gt=0, description="Time that a start may spend on them.")
+
+    @field_validator("peer")
+    @classmethod
+    def _found_from_anywhere(cls, peer: str | None) -> str | None:
+        if peer is not None and not peer.startswith(("http://", "https://", "/")):
+            raise ValueError(
+                "must begin with http:// or https://, or with / for a file: a relative path would lie wherever the "
+                "server was started"
+            )
+        return peer
 
 
 class KVCacheConfig(Group):
