@@ -61,6 +61,8 @@ quietly() {
 
 echo "env: installing both packages, test tools and linters (the first time downloads about 3 GB, most of it PyTorch)"
 .venv/bin/python -m pip install --quiet --constraint constraints.txt uv
+# By default uv trusts a list of its own alone, and no private authority that this machine trusts and pip with it.
+export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-true}"
 # Compiled to bytecode now: where Python may not write it later, importing torch takes twice the time, in every process.
 quietly .venv/bin/uv pip install --python .venv/bin/python --compile-bytecode --constraint constraints.txt \
   --editable server --editable operator --group test --group lint

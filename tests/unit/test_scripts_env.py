@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -37,6 +38,23 @@ def test_the_output_of_an_installation_that_fails_is_shown_whole(tmp_path: Path)
     assert failed.stderr.splitlines()[:2] == ["looking", "no such package"]
     assert "env: failed: bash -c" in failed.stderr
     assert "installed" not in failed.stdout
+
+
+@pytest.mark.parametrize(("said", "seen"), [({}, "true"), ({"UV_SYSTEM_CERTS": "false"}, "false")])
+def test_uv_trusts_whom_the_machine_trusts_unless_it_is_told_otherwise(
+    tmp_path: Path, said: dict[str, str], seen: str
+) -> None:
+    """The whole script, in an environment in which nothing of certificates is set; pip and uv do nothing but look."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "env.sh").write_text(SCRIPT.read_text())
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name, line in (("python", "exit 0"), ("uv", 'echo "$UV_SYSTEM_CERTS" >seen')):
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / name).chmod(0o755)
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **said}
+    subprocess.run(["bash", "scripts/env.sh"], cwd=tmp_path, env=environment, timeout=60, check=True)
+    assert (tmp_path / "seen").read_text() == f"{seen}\n"
 
 
 @pytest.mark.parametrize(
