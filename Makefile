@@ -48,7 +48,7 @@ model: $(ENV) ## put the models of demo and tests into the model store, once
 	@echo "model: SmolLM2-135M-Instruct" && $(BIN)/python scripts/demo_model.py
 	@echo "model: all-MiniLM-L6-v2" && $(BIN)/python scripts/embedding_model.py
 
-cluster: $(ENV) ## build and install what the tests' clusters need, once (about 11 minutes)
+cluster: $(ENV) ## build and install what the tests' clusters need, once (ten minutes or more)
 	@echo "cluster: programs of the tests' clusters" && $(CLUSTER) prepare
 
 unit: $(ENV) ## run the unit tests

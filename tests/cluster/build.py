@@ -33,7 +33,7 @@ def build(names: Sequence[str]) -> None:
             print(f"  {len(names)} cluster programs are in {folder}", flush=True)
             return
         go = find_go()
-        print(f"  {len(missing)} cluster programs to build into {folder}, once (all of them: 11 minutes on 2 cores)")
+        print(f"  {len(missing)} cluster programs to build into {folder}, once (ten minutes or more on 2 cores)")
         for number, name in enumerate(missing, 1):
             component = COMPONENTS[name]
             with step(f"[{number}/{len(missing)}] {name} {component.version}".rstrip()), _scratch() as scratch:

@@ -38,5 +38,5 @@ def require(*names: str) -> Path:
     folder = binaries()
     missing = [name for name in names if not os.access(folder / name, os.X_OK)]
     if missing:
-        raise Unavailable(f"{', '.join(missing)} not built in {folder}: run `make cluster` once (about 11 minutes)")
+        raise Unavailable(f"{', '.join(missing)} not built in {folder}: run `make cluster` once (ten minutes or more)")
     return folder
