@@ -63,7 +63,7 @@ Half TileReader::locate(const KeyRange& range, int token) const {
   const int place = token % size_;
   return {cache_.keys(range.layer, block, range.head) + place,
           cache_.values(range.layer, block, range.head) + place / cache_.values_per_word() * cache_.value_columns(),
-          size_, nullptr, nullptr};
+          size_};
 }
 
 // The half that is as far into the next group, or into the next range behind the last group.
@@ -97,7 +97,7 @@ Half TileReader::copy(int begin, int count, int32_t* keys) const {
       for (int column = 0; column < columns; ++column) to[2 * column] = halves[2 * column];
     }
   }
-  return {keys, values, kLanes, nullptr, nullptr};
+  return {keys, values, kLanes};
 }
 
 Half TileReader::convert(int begin, int count, int32_t* words) const {
@@ -111,7 +111,7 @@ Half TileReader::convert(int begin, int count, int32_t* words) const {
       int8 ? decode_token(begin + index, index, keys, values) : widen_token(begin + index, index, keys, values);
     }
   }
-  return {words, words + key_words_, kLanes, nullptr, nullptr};
+  return {words, words + key_words_, kLanes};
 }
 
 // kLanes tokens of one block: neighbouring tokens are neighbouring words of keys, and share the words of values.

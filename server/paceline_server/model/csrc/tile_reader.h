@@ -16,11 +16,11 @@ static_assert(kGroupKeys % kTileColumns == 0);
 
 // Half a tile of keys, kLanes tokens, as the products want it.
 struct Half {
-  const int32_t* keys;         // [words of a key, key_stride]
-  const int32_t* values;       // [kLanes / values in a word, value_columns]
-  ptrdiff_t key_stride;        // the same in all halves
-  const int32_t* next_keys;    // of the half that is as far into what is read next, to be fetched; or null
-  const int32_t* next_values;
+  const int32_t* keys;                  // [words of a key, key_stride]
+  const int32_t* values;                // [kLanes / values in a word, value_columns]
+  ptrdiff_t key_stride;                 // the same in all halves
+  const int32_t* next_keys = nullptr;   // of the half that is as far into what is read next, to be fetched; or null
+  const int32_t* next_values = nullptr;
 };
 
 // Halves in their order. The partner of a last half that stands alone is that half again.
