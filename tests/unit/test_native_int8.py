@@ -77,9 +77,13 @@ def test_rotated_values_come_out_of_the_output_projection_unchanged() -> None:
     assert np.abs(after["value"] - before["value"]).max() > 0.1
 
 
-@pytest.mark.parametrize("family", ["gemma2", "llama", "olmo2", "phi3", "qwen2"])
-def test_int8_logits_stay_near_those_of_float32(family: str, tmp_path: Path) -> None:
-    save_tiny_model(tmp_path, family, sliding_window=None, initializer_range=0.1)
+@pytest.mark.parametrize(
+    ("family", "kv_heads"),
+    [("gemma2", 1), ("gemma2", 2), ("llama", 1), ("llama", 6), ("olmo2", 2), ("phi3", 2), ("qwen2", 1)],
+)
+def test_int8_logits_stay_near_those_of_float32(family: str, kv_heads: int, tmp_path: Path) -> None:
+    settings = {"sliding_window": None, "num_key_value_heads": kv_heads}
+    save_tiny_model(tmp_path, family, initializer_range=0.1, **settings)
     batch = StepBatch([SequenceSlice(list(range(3, 43)), 0, range(10), SamplingParams())])
     exact = load(tiny_config(tmp_path), lambda _: None).runner.logits(batch)
     engine = {"quantization": "int8", "dtype": "float32"}

@@ -71,7 +71,8 @@ def rotate_values(weights: Weights, head_dim: int) -> None:
     value, output = widened(weights["value"]), widened(weights["output"])
     by_head = value.reshape(-1, head_dim, value.shape[1]).swapaxes(1, 2)  # [K, hidden, D]
     turned = rotation.apply(by_head.reshape(-1, head_dim)).reshape(by_head.shape)
-    weights["value"] = turned.swapaxes(1, 2).reshape(value.shape)
+    # Of a single head, the reshape alone would be a view in the wrong order.
+    weights["value"] = np.ascontiguousarray(turned.swapaxes(1, 2).reshape(value.shape))
     weights["output"] = rotation.apply(output.reshape(-1, head_dim)).reshape(output.shape)
     if "value_bias" in weights:
         weights["value_bias"] = rotation.apply(widened(weights["value_bias"]).reshape(-1, head_dim)).reshape(-1)
