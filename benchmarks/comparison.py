@@ -5,7 +5,8 @@
 A: 64 requests of mixed lengths, 16 clients in a closed loop. B: A behind a prefix of 768 tokens that all share.
 C: A's requests at Poisson arrivals, at one rate for all (0.7 of what vLLM does in A). D: prompts of 4,000 to 7,000
 tokens, 4 clients. E: one client. Ends of sequence are ignored everywhere. Every round starts each server anew and warms
-it with a few requests. Peers are installed on first use. Needs the demo model (`make model`).
+it with requests of their own. A run counts only if every request of it was answered, and in the lengths asked for.
+Peers are installed on first use. Needs the demo model (`make model`).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ SERVERS: Mapping[str, Start] = {
     "OpenVINO f32": lambda _: openvino(MODEL, weights="fp16", precision="f32"),
     "llama.cpp Q4_0": lambda _: llama_server(MODEL, port=18005, precision="Q4_0"),
     "llama.cpp BF16": lambda _: llama_server(MODEL, port=18006, precision="BF16"),
-    "transformers serve": lambda _: transformers_serve(MODEL, port=18007),
+    "transformers serve": lambda _: transformers_serve(MODEL, port=18007, dtype=float_format()),
 }
 
 
@@ -100,13 +101,14 @@ def _round(
 ) -> Iterator[results.Run]:
     """Every server through all workloads. `before` may grow meanwhile."""
     order = sorted(names, key=lambda name: name != VLLM)  # the common rate comes from it
+    warm_up = workloads.warm_up(MODEL).requests
     with tempfile.TemporaryDirectory() as scratch:
         for name in order:
             server = SERVERS[name](Path(scratch))
             log = PEERS / "logs" / f"{name.replace(' ', '-')}.log"
             try:
                 with running(server, log) as up:
-                    up.closed(next(iter(plan.values())).requests[:2], 2)  # warm-up, not counted
+                    up.closed(warm_up, 2)
                     for letter, workload in plan.items():
                         rate = _common_rate(before) if letter == "C" else None
                         run = _measure(up, server, letter, workload, number, rate)
@@ -148,7 +150,7 @@ def _clients(letter: str) -> int:
 
 def _draw(name: str, runs: Sequence[results.Run]) -> list[Path]:
     """The pictures of workload A, beside the result file."""
-    servers = list(dict.fromkeys(run.server for run in runs if run.workload == "A"))
+    servers = [name for name in dict.fromkeys(run.server for run in runs) if results.counted(runs, name, "A")]
     if not servers:
         return []
     points = [
@@ -159,7 +161,7 @@ def _draw(name: str, runs: Sequence[results.Run]) -> list[Path]:
         )
         for server in servers
     ]
-    last = {run.server: run.spans for run in runs if run.workload == "A" and run.spans}
+    last = {server: results.counted(runs, server, "A")[-1].spans for server in servers}
     shown = {server: last[server] for server in _SHOWN if server in last}
     title = "16 clients, mixed lengths"
     paths = [scatter(title, points, results.FOLDER / f"{name}-throughput.svg")]
@@ -170,9 +172,9 @@ def _common_rate(runs: Sequence[results.Run]) -> float:
     """Requests per second that every engine gets in C.
 
     Raises:
-        RuntimeError: vLLM has no run of A to take it from.
+        RuntimeError: vLLM has no run of A to take it from, or requests failed in it.
     """
-    done = [run.figures for run in runs if run.server == VLLM and run.workload == "A"]
+    done = [run.figures for run in results.counted(runs, VLLM, "A")]
     if not done:
         raise RuntimeError("C needs vLLM and A: its rate is a share of what vLLM does there")
     return _COMMON_LOAD * done[0].requests / done[0].seconds

@@ -36,7 +36,7 @@ import yaml
 
 from benchmarks.environments import CACHE, PEERS
 from benchmarks.load import percentile
-from benchmarks.machine import OthersMeter, rss_bytes, tree
+from benchmarks.machine import OthersMeter, cores, rss_bytes, tree
 from benchmarks.peers.sentences import sentence_transformers
 from benchmarks.results import NOISY_CORES, write_rows
 from benchmarks.servers import Server, paceline, running
@@ -135,7 +135,7 @@ def measure(server: Server, number: int, given: Sequence[str], lists: int) -> tu
             others = OthersMeter([os.getpid()])
             seconds, latencies, found = asyncio.run(closed_loop(server, requests, clients))
             vectors = vectors or found
-            cores = others.read()
+            by_others = others.read()
             runs.append(
                 EmbeddingRun(
                     server=server.name,
@@ -149,8 +149,8 @@ def measure(server: Server, number: int, given: Sequence[str], lists: int) -> tu
                     latency_p99=percentile(latencies, 0.99),
                     start_seconds=up.start_seconds,
                     rss_mib=rss_bytes(tree(up.pid)) / 2**20,
-                    others_cores=cores,
-                    noisy=cores > NOISY_CORES,
+                    others_cores=by_others,
+                    noisy=by_others > NOISY_CORES,
                 )
             )
             print(f"round {number} {server.name}: {runs[-1].texts_per_second:.0f} texts/s", flush=True)
@@ -164,7 +164,7 @@ def main() -> None:
     quick = parser.parse_args().quick
     given, rounds = texts(96 if quick else 768), 1 if quick else 3
     lists = len(given) // LIST_LENGTH
-    threads = len(os.sched_getaffinity(0))
+    threads = len(cores())
     runs: list[EmbeddingRun] = []
     vectors: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:

@@ -29,6 +29,7 @@ class Record:
     arrivals: list[float] = field(default_factory=list)  # of the pieces that carried text
     ended: float = 0.0
     error: str | None = None
+    prompt_tokens: int = 0  # as the server counts them
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +121,16 @@ async def _ask(
     except (aiohttp.ClientError, ValueError, TimeoutError) as error:
         record.error = f"{type(error).__name__}: {error}"
     record.ended = perf_counter()
-    if record.error is None and record.output_tokens != request.max_tokens:
-        record.error = f"{record.output_tokens} tokens instead of {request.max_tokens}"
+    record.error = record.error or mismatch(record, request)
+
+
+def mismatch(record: Record, request: Request) -> str | None:
+    """In what an answer is not to the request: of other lengths, its times compare with nobody's."""
+    if record.prompt_tokens != request.prompt_tokens:
+        return f"a prompt of {record.prompt_tokens} tokens instead of {request.prompt_tokens}"
+    if record.output_tokens != request.max_tokens:
+        return f"{record.output_tokens} tokens instead of {request.max_tokens}"
+    return None
 
 
 async def _stream(session: aiohttp.ClientSession, url: str, payload: dict[str, Any], record: Record) -> None:
@@ -137,7 +146,7 @@ async def _stream(session: aiohttp.ClientSession, url: str, payload: dict[str, A
             if any(choice.get("text") for choice in chunk.get("choices", ())):
                 record.arrivals.append(perf_counter())
             if usage := chunk.get("usage"):
-                record.output_tokens = usage["completion_tokens"]
+                record.output_tokens, record.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
 
 
 def summarise(records: Sequence[Record], *, clients: int | None = None, rate: float | None = None) -> Figures:

@@ -32,6 +32,11 @@ def facts() -> dict[str, Any]:
     }
 
 
+def cores() -> list[int]:
+    """Those that this process, and what it starts, may run on: every server gets a thread for each."""
+    return sorted(os.sched_getaffinity(0))
+
+
 def float_format() -> str:
     """Weights that this processor multiplies fastest without quantizing: bfloat16 where it has instructions for it."""
     return "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(facts()["flags"]) else "float32"

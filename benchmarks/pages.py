@@ -72,27 +72,33 @@ def peers_table(result: Result) -> str:
     lines.append("|---" * (len(letters) + 5) + "|")
     for server in dict.fromkeys(run.server for run in runs):
         cells = [_rate(runs, server, letter) for letter in letters]
-        first = next(run.workload for run in runs if run.server == server)
-        own = counted(runs, server, first)
-        middle = {figure: median_of(runs, server, first, figure) for figure in ("ttft_p50", "ttft_p99", "itl_p99")}
-        lines.append(
-            f"| {server} {own[0].version} | {' | '.join(cells)} "
-            f"| {middle['ttft_p50']:.2f} / {middle['ttft_p99']:.2f} s "
-            f"| {1e3 * middle['itl_p99']:.0f} ms "
-            f"| {median(run.start_seconds for run in own):.1f} s "
-            f"| {median(run.rss_mib for run in own):.0f} MiB |"
-        )
+        version = next(run.version for run in runs if run.server == server)
+        lines.append(f"| {server} {version} | {' | '.join(cells)} | {' | '.join(_of_mixed(runs, server))} |")
     rounds = Counter((run.server, run.workload) for run in runs).values()
     counts = f"{min(rounds)} to {max(rounds)}" if min(rounds) < max(rounds) else f"{max(rounds)}"
     noisy = " Runs during which others used more than a tenth of a core are left out." if max(rounds) > 1 else ""
     return "\n".join([*lines, "", f"Medians of {counts} runs (least to most).{noisy}"])
 
 
+def _of_mixed(runs: Sequence[Run], server: str) -> list[str]:
+    """Latencies, start and memory in A; empty where it has no run that counts."""
+    own = counted(runs, server, "A")
+    if not own:
+        return [""] * 4
+    middle = {figure: median_of(runs, server, "A", figure) for figure in ("ttft_p50", "ttft_p99", "itl_p99")}
+    return [
+        f"{middle['ttft_p50']:.2f} / {middle['ttft_p99']:.2f} s",
+        f"{1e3 * middle['itl_p99']:.0f} ms",
+        f"{median(run.start_seconds for run in own):.1f} s",
+        f"{median(run.rss_mib for run in own):.0f} MiB",
+    ]
+
+
 def _rate(runs: Sequence[Run], server: str, letter: str) -> str:
     """Median of the throughput with its range; empty where it was not run."""
     rates = [run.figures.output_tokens_per_second for run in counted(runs, server, letter)]
     if not rates:
-        return ""
+        return "failed" if any((run.server, run.workload) == (server, letter) for run in runs) else ""
     digits = 0 if median(rates) >= 10 else 1
     return f"**{median(rates):.{digits}f}** ({min(rates):.{digits}f}–{max(rates):.{digits}f})"
 

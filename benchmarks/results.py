@@ -47,8 +47,11 @@ class Run:
 
 
 def counted(runs: Sequence[Run], server: str, workload: str) -> list[Run]:
-    """The runs of a server that its medians are made of: the quiet ones, or all where none was quiet."""
-    own = [run for run in runs if run.server == server and run.workload == workload]
+    """The runs of a server that its medians are made of: the quiet ones, or all where none was quiet.
+
+    A run in which requests failed has done less than the others, and counts nowhere.
+    """
+    own = [run for run in runs if (run.server, run.workload, run.figures.errors) == (server, workload, 0)]
     return [run for run in own if not run.noisy] or own
 
 
@@ -56,7 +59,7 @@ def median_of(runs: Sequence[Run], server: str, workload: str, figure: str) -> f
     """Median of one figure, of the run or of its `figures`, over the runs that count.
 
     Raises:
-        StatisticsError: the server has no run of this workload.
+        StatisticsError: no run of this workload by the server counts.
     """
     own = counted(runs, server, workload)
     return float(median(getattr(run if hasattr(run, figure) else run.figures, figure) for run in own))
@@ -130,16 +133,22 @@ def table(runs: Sequence[Run]) -> str:
         "| workload | server | output tok/s (min–max) | TTFT p50 / p99 | ITL p50 / p99 | start | RSS | errors |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for workload, server in sorted(dict.fromkeys((run.workload, run.server) for run in runs), key=lambda row: row[0]):
-        own = counted(runs, server, workload)
-        rate = [run.figures.output_tokens_per_second for run in own]
-        middle = {key: median_of(runs, server, workload, key) for key in ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99")}
-        noise = " (noisy)" if all(run.noisy for run in own) else ""
-        lines.append(
-            f"| {workload} | {server}{noise} | {median(rate):.0f} ({min(rate):.0f}–{max(rate):.0f}) "
-            f"| {middle['ttft_p50']:.2f} / {middle['ttft_p99']:.2f} s "
-            f"| {middle['itl_p50'] * 1e3:.0f} / {middle['itl_p99'] * 1e3:.0f} ms "
-            f"| {median(run.start_seconds for run in own):.1f} s | {median(run.rss_mib for run in own):.0f} MiB "
-            f"| {sum(run.figures.errors for run in own)} |"
-        )
-    return "\n".join(lines)
+    rows = sorted(dict.fromkeys((run.workload, run.server) for run in runs), key=lambda row: row[0])
+    return "\n".join([*lines, *(_row(runs, server, workload) for workload, server in rows)])
+
+
+def _row(runs: Sequence[Run], server: str, workload: str) -> str:
+    own = counted(runs, server, workload)
+    errors = sum(run.figures.errors for run in runs if (run.server, run.workload) == (server, workload))
+    if not own:
+        return f"| {workload} | {server} | requests failed in every run | | | | | {errors} |"
+    rate = [run.figures.output_tokens_per_second for run in own]
+    middle = {key: median_of(runs, server, workload, key) for key in ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99")}
+    noise = " (noisy)" if all(run.noisy for run in own) else ""
+    return (
+        f"| {workload} | {server}{noise} | {median(rate):.0f} ({min(rate):.0f}–{max(rate):.0f}) "
+        f"| {middle['ttft_p50']:.2f} / {middle['ttft_p99']:.2f} s "
+        f"| {middle['itl_p50'] * 1e3:.0f} / {middle['itl_p99'] * 1e3:.0f} ms "
+        f"| {median(run.start_seconds for run in own):.1f} s | {median(run.rss_mib for run in own):.0f} MiB "
+        f"| {errors} |"
+    )

@@ -9,7 +9,6 @@ reading memory from front to back. The larger of the two is the bound (Williams,
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.machine import cores
 from benchmarks.workloads import Workload
 from paceline_server.model.native import library
 
@@ -43,8 +43,9 @@ class Roof:
 
 def measure() -> Roof:
     """Measure this machine, some seconds."""
-    cores = os.cpu_count() or 1
-    rates = {name: cores * float(library().call("product_rate", number)) for name, (number, _) in _FORMATS.items()}
+    rates = {
+        name: len(cores()) * float(library().call("product_rate", number)) for name, (number, _) in _FORMATS.items()
+    }
     return Roof(rates, _read_rate())
 
 

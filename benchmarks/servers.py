@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import yaml
 
-from benchmarks.load import Record, closed_loop, open_loop
+from benchmarks.load import Record, closed_loop, mismatch, open_loop
 from benchmarks.workloads import Request
 
 _START_SECONDS = 400
@@ -120,8 +120,7 @@ class _RunningDriver:
         self.process.stdin.flush()
         records = [Record(**answer) for answer in _read_line(self.process)]
         for record, request in zip(records, requests, strict=True):
-            if record.output_tokens != request.max_tokens:
-                record.error = f"{record.output_tokens} tokens instead of {request.max_tokens}"
+            record.error = mismatch(record, request)
         return records
 
 

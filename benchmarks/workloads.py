@@ -58,13 +58,16 @@ def mixed(model: Path, count: int, *, seed: int = 0) -> Workload:
 
 def shared_prefix(model: Path, base: Workload, *, tokens: int = 768, seed: int = 1) -> Workload:
     """The requests of `base` behind one prefix of `tokens` tokens that all of them share, as a system prompt is."""
-    rng = random.Random(seed)
-    prefix = _text(rng, Tokenizer.from_file(str(model / "tokenizer.json")), tokens)
-    requests = tuple(
-        Request(f"{prefix} {request.prompt}", tokens + request.prompt_tokens, request.max_tokens)
-        for request in base.requests
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    prefix = _text(random.Random(seed), tokenizer, tokens)
+    # Counted anew: a word behind a space may be another token than at the begin of a text.
+    prompts = [f"{prefix} {request.prompt}" for request in base.requests]
+    counts = [len(tokenizer.encode(prompt).ids) for prompt in prompts]
+    requests = (
+        Request(prompt, count, request.max_tokens)
+        for prompt, count, request in zip(prompts, counts, base.requests, strict=True)
     )
-    return Workload(f"{base.name}-behind-{tokens}", requests)
+    return Workload(f"{base.name}-behind-{tokens}", tuple(requests))
 
 
 def long_prompts(model: Path, count: int, *, low: int = 4000, high: int = 7000, output: int = 64) -> Workload:
@@ -85,6 +88,13 @@ def alone(model: Path, count: int, *, prompt: int = 150, output: int = 128) -> W
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     requests = (Request(_text(rng, tokenizer, prompt), prompt, output) for _ in range(count))
     return Workload(f"alone-{count}", tuple(requests))
+
+
+def warm_up(model: Path) -> Workload:
+    """Two requests for two clients, of texts that no other workload has: caches of prefixes learn nothing from them."""
+    rng = random.Random(4)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    return Workload("warm-up", tuple(Request(_text(rng, tokenizer, 150), 150, 32) for _ in range(2)))
 
 
 def _length(rng: random.Random, *, median: float, spread: float, low: int, high: int) -> int:

@@ -11,13 +11,16 @@ from benchmarks.servers import Server
 VERSION = "5.24.0"
 
 
-def transformers_serve(model: Path, *, port: int) -> Server:
+def transformers_serve(model: Path, *, port: int, dtype: str) -> Server:
     """`transformers serve --continuous-batching`.
 
     It has no ignore_eos; a generation config with an end-of-sequence token that never comes does the same.
+
+    Args:
+        dtype: of the weights.
     """
     folder = environment("transformers", [f"transformers[serving]=={VERSION}", "torch==2.15.0", "accelerate"])
-    options = "--continuous-batching --device cpu --dtype bfloat16 --attn-implementation sdpa"
+    options = f"--continuous-batching --device cpu --dtype {dtype} --attn-implementation sdpa"
     blocks = "--cb-num-blocks 64 --cb-max-batch-tokens 512"
     return Server(
         name="transformers serve",

@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 from benchmarks.environments import PEERS, environment, say
+from benchmarks.machine import cores
 from benchmarks.servers import Server
 
 VERSION = "11434.0.0"
@@ -30,12 +31,13 @@ def llama_server(model: Path, *, port: int, precision: str, clients: int = 16) -
     """
     file = _weights(model, precision)
     binary = _build() / "bin" / "llama-server"
-    context = clients * _CONTEXT
+    context, threads = clients * _CONTEXT, len(cores())
     return Server(
         name=f"llama.cpp {precision}",
         command=(
             str(binary),
-            *f"-m {file} --alias m -c {context} -np {clients} -t 2 -tb 2 -b 2048 -ub 512".split(),
+            *f"-m {file} --alias m -c {context} -np {clients} -t {threads} -tb {threads}".split(),
+            *"-b 2048 -ub 512".split(),
             *f"--host 127.0.0.1 --port {port}".split(),
         ),
         port=port,

@@ -3,8 +3,8 @@
     python openvino_driver.py FOLDER [PRECISION]
 
 Says {"ready": true} when the model is loaded. Then a line in is {"requests": [{"prompt", "max_tokens"}…], "clients": n}
-or {…, "arrivals": [seconds…]}, and the line out is a list of {"sent", "arrivals", "ended", "output_tokens"} in seconds
-from the run's begin. One client holds one request at a time, as over HTTP.
+or {…, "arrivals": [seconds…]}, and the line out is a list of {"sent", "arrivals", "ended", "output_tokens",
+"prompt_tokens"}, times in seconds from the run's begin. One client holds one request at a time, as over HTTP.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _run(
             sent = arrivals[number] if arrivals else perf_counter() - begin
             ids = tokenizer.encode(request["prompt"], add_special_tokens=False).input_ids
             handle = pipeline.add_request(number, ids, _generation(request["max_tokens"]))
-            record = {"sent": sent, "arrivals": [], "ended": 0.0, "output_tokens": 0}
+            record = {"sent": sent, "arrivals": [], "ended": 0.0, "output_tokens": 0, "prompt_tokens": ids.size}
             records.append(record)
             active[number] = handle, record
         if not active:

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.environments import PEERS, environment, say
+from benchmarks.machine import cores
 from benchmarks.servers import Server
 
 VERSION = "0.32.0"
@@ -36,7 +37,7 @@ def vllm(model: Path, *, port: int, precision: str, max_model_len: int = 8192) -
         version=VERSION,
         environment={
             "VLLM_CPU_KVCACHE_SPACE": "2",
-            "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores())),
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
             "LD_PRELOAD": f"{_tcmalloc()}:{folder / 'lib' / 'libiomp5.so'}",

@@ -5,15 +5,18 @@ from dataclasses import asdict, replace
 from xml.etree import ElementTree
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from benchmarks import results
 from benchmarks.comparison import VLLM, ratios
-from benchmarks.load import Record, poisson, summarise
+from benchmarks.load import Record, mismatch, poisson, summarise
 from benchmarks.pages import peers_table
 from benchmarks.pictures import Point, scatter, timeline
 from benchmarks.results import Run, table
 from benchmarks.roofline import Roof, least_seconds
-from benchmarks.workloads import Request, Workload
+from benchmarks.workloads import WORDS, Request, Workload, alone, mixed, warm_up
 
 
 def record(sent, arrivals, tokens=None, error=None):
@@ -22,8 +25,8 @@ def record(sent, arrivals, tokens=None, error=None):
     )
 
 
-def run(server, workload="A", rate=100.0, others=0.0, start=1.0, number=0):
-    figures = replace(summarise([record(0.0, [0.5, 1.0])], clients=16), output_tokens_per_second=rate)
+def run(server, workload="A", rate=100.0, others=0.0, start=1.0, number=0, errors=0):
+    figures = replace(summarise([record(0.0, [0.5, 1.0])], clients=16), output_tokens_per_second=rate, errors=errors)
     return Run(server, "1", workload, number, figures, start, 100.0, others, 0.1)
 
 
@@ -37,6 +40,45 @@ def test_a_failed_request_counts_as_an_error_and_in_nothing_else():
     figures = summarise([record(0.0, [1.0, 2.0]), record(0.0, [9.0], error="reset")], clients=2)
     assert (figures.requests, figures.errors, figures.output_tokens) == (2, 1, 2)
     assert figures.ttft_p99 == 1.0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "said"),
+    [
+        (10, 5, None),
+        (11, 5, "a prompt of 11 tokens instead of 10"),
+        (10, 4, "4 tokens instead of 5"),
+        (0, 0, "a prompt"),
+    ],
+)
+def test_an_answer_of_other_lengths_than_asked_for_is_an_error(prompt, output, said):
+    found = mismatch(Record(0.0, output_tokens=output, prompt_tokens=prompt), Request("words", 10, 5))
+    assert found is None if said is None else said in found
+
+
+def test_a_run_in_which_requests_failed_counts_nowhere_but_is_shown():
+    runs = [run("paceline int8", rate=300.0), run("llama.cpp Q4_0", rate=100.0)]
+    failed = [run("llama.cpp Q4_0", rate=0.0, errors=64), run("OpenVINO int8", rate=0.0, errors=1)]
+    assert ratios(runs + failed) == ratios(runs)
+    text = table(runs + failed)
+    assert "| A | llama.cpp Q4_0 | 100 (100–100) |" in text
+    assert "| A | OpenVINO int8 | requests failed in every run |" in text
+    page = peers_table({"runs": json.loads(json.dumps([asdict(one) for one in runs + failed]))})
+    assert "| OpenVINO int8 1 | failed |  |  |  |  |" in page
+
+
+def test_the_readmes_latencies_are_those_of_a_or_none():
+    text = peers_table({"runs": json.loads(json.dumps([asdict(run("x", workload="D")), asdict(run("y"))]))})
+    assert "| x 1 |  | **100** (100–100) |  |  |  |  |" in text
+
+
+def test_the_warm_up_shares_no_prompt_with_what_is_measured(tmp_path):
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)} | {"?": 99}, "?"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    measured = [mixed(tmp_path, 64), alone(tmp_path, 4)]
+    begins = {request.prompt[:40] for workload in measured for request in workload.requests}
+    assert not begins & {request.prompt[:40] for request in warm_up(tmp_path).requests}
 
 
 def test_poisson_arrivals_are_seeded_and_have_the_rate_asked_for():
