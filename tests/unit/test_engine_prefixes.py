@@ -32,14 +32,14 @@ def test_another_salt_finds_nothing_in_the_prefix_cache():
 def test_nobody_waits_for_a_prefix_that_is_computed_under_another_salt():
     """Waiting would tell that somebody else has just sent the same prompt, and it would be for nothing."""
     core, runner = make_core(batch=4, budget=8)
-    prompt = list(range(1, 30))
+    prompt = list(range(1, 60))  # so much longer than its beginning that both are computed in one step
     core.submit(request("first", prompt, cache_salt="tenant a"))
     core.step()
-    core.submit(request("second", prompt, cache_salt="tenant b"))
+    core.submit(request("second", prompt[:20], cache_salt="tenant b"))
     core.step()
     assert [piece.start for piece in runner.batches[-1].slices] == [8, 0]
     tokens, _ = run(core)
-    assert tokens["second"] == expected_tokens(prompt, 5)
+    assert tokens["second"] == expected_tokens(prompt[:20], 5)
     assert core.stats().prefix_hit_tokens == 0
 
 
@@ -76,8 +76,8 @@ def test_when_the_one_that_computes_a_shared_prefix_is_aborted_the_next_computes
 
 def test_without_a_prefix_cache_nobody_waits_for_a_prefix():
     core, _ = make_core(batch=8, budget=16, num_blocks=200, block_size=4, prefix_caching=False)
-    for index in range(3):
-        core.submit(request(f"r{index}", [*range(1, 60), index + 1], 2))
+    for index, length in enumerate((60, 20, 20)):  # the first is so much longer that it shares the steps
+        core.submit(request(f"r{index}", [*range(1, length), index + 1], 2))
     core.step()
     core.step()
     assert len(core.scheduler.running) > 1

@@ -1,5 +1,6 @@
 """What steps cost, learned from steps; and the size of a chunk of prompt that follows from it."""
 
+from math import inf
 from random import Random
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_server.engine.interface import GenerationRequest, Tier
-from paceline_server.engine.pacing import MIN_CHUNK, Pacer
+from paceline_server.engine.pacing import MIN_CHUNK, Pacer, Prefill, divide
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.steptime import StepShape, StepTimeModel, pairs_of
 
@@ -138,3 +139,28 @@ def test_a_step_with_the_chunk_stays_within_the_strictest_target_and_one_token_m
 
 def test_before_steps_are_known_the_chunk_is_the_whole_budget():
     assert Pacer(StepTimeModel(), TARGETS).prefill_tokens([sequence(5, Tier.INTERACTIVE)], 0, 300) == 300
+
+
+@given(
+    remaining=st.lists(st.integers(1, 5_000), min_size=1, max_size=8),
+    waiting=st.one_of(st.just(inf), st.integers(1, 5_000)),
+    budget=st.integers(0, 1_000),
+)
+def test_a_step_is_divided_so_that_the_first_prompt_gets_half_of_it_and_nothing_is_wasted(remaining, waiting, budget):
+    counts = divide(budget, [Prefill(one) for one in remaining], waiting)
+    assert all(0 <= count <= one for count, one in zip(counts, remaining, strict=True))
+    assert sum(counts) <= budget
+    assert counts[0] >= min(remaining[0], budget // 2)
+    if waiting == inf:
+        assert sum(counts) == min(budget, sum(remaining))
+
+
+def test_prompts_of_about_one_length_are_computed_one_after_the_other():
+    assert divide(100, [Prefill(300), Prefill(200), Prefill(170)], 160) == [100, 0, 0]
+
+
+def test_a_long_prompt_leaves_half_to_a_much_shorter_one_behind_it_that_runs_or_waits():
+    assert divide(100, [Prefill(300), Prefill(100)], inf) == [50, 50]
+    assert divide(100, [Prefill(300)], 100) == [50]
+    assert divide(100, [Prefill(300), Prefill(250), Prefill(10)], inf) == [50, 40, 10]
+    assert divide(100, [Prefill(300, shares=False), Prefill(100)], 100) == [100, 0]

@@ -25,6 +25,7 @@ from itertools import accumulate
 from math import ceil, exp, log
 
 from paceline_server.engine.interface import Tier
+from paceline_server.engine.pacing import MUCH_SHORTER
 from paceline_server.engine.queue import Backlog
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.steptime import StepTimeModel, pairs_of
@@ -232,7 +233,8 @@ class Forecast:
         decodes = [sequence for sequence in running if sequence.remaining == 1]
         started = sum(sequence.remaining for sequence in running if sequence.remaining > 1)
         queued = new.ahead.tokens + new.tokens
-        work = queued + min(started, queued)  # those under way get at most half of a step
+        before = started if started < MUCH_SHORTER * queued else queued  # long ones under way get half of each step
+        work = queued + before
         alone = self._step(decodes, 0)
         own = self._prefill(decodes, new.tokens, room.chunk, alone)
         computing = self._prefill(decodes, work, room.chunk, alone)

@@ -26,11 +26,13 @@ Invariants that the property tests hold:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
+from math import inf
 
 from paceline_server.engine.fairness import BLOCK_STEP_COST, INPUT_COST, OUTPUT_COST
 from paceline_server.engine.intake import Intake
 from paceline_server.engine.interface import TokenOutput
-from paceline_server.engine.pacing import Pacer
+from paceline_server.engine.pacing import Pacer, Prefill, divide
 from paceline_server.engine.queue import MAX_LOSSES, WaitingLine
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.tables import BlockTables
@@ -197,24 +199,25 @@ class Scheduler(Intake):
     def _prefills(self, plan: list[Scheduled], budget: int, now: float) -> int:
         """Continue prefills under way in the order of `running`; returns the tokens given out.
 
-        Each takes at most half of what is left while another one is behind it or somebody waits for admission, so that
-        a long prompt does not keep short ones from their first token. Those that the policy favours over all that wait
-        go first and take what they can.
+        Those that the policy favours over all that wait go first and take what they can.
         """
-        given = 0
         decoding = {item.sequence.request_id for item in plan}
-        waiting = len(self.waiting) > 0 and len(self.running) < self.limits.max_batch_size
         prefills = [sequence for sequence in self.running if sequence.request_id not in decoding]
-        favoured = {one.request_id for one in prefills if waiting and self.waiting.favours(one, now)}
+        if not prefills:
+            return 0
+        waiting = self._shortest_newcomer()
+        favoured = {one.request_id for one in prefills if waiting < inf and self.waiting.favours(one, now)}
         prefills.sort(key=lambda sequence: sequence.request_id not in favoured)
-        for place, sequence in enumerate(prefills, start=1):
-            left = budget - given
-            shares = sequence.request_id not in favoured and (waiting or place < len(prefills))
-            count = min(sequence.remaining, -(-left // 2) if shares else left)
-            if count > 0:
-                plan.append(Scheduled(sequence, count))
-                given += count
-        return given
+        parts = [Prefill(one.remaining, shares=one.request_id not in favoured) for one in prefills]
+        counts = divide(budget, parts, waiting)
+        plan += [Scheduled(one, count) for one, count in zip(prefills, counts, strict=True) if count > 0]
+        return sum(counts)
+
+    def _shortest_newcomer(self) -> float:
+        """Tokens of the shortest of the first few that wait for a slot that is free; infinite where there is none."""
+        if len(self.running) == self.limits.max_batch_size:
+            return inf
+        return min((sequence.remaining for sequence in islice(self.waiting, _MAX_PASSED)), default=inf)
 
     def _admit(self, plan: list[Scheduled], budget: int, now: float) -> None:
         """Take sequences from the waiting line while slots, tokens and blocks last."""
