@@ -32,11 +32,14 @@ def sample(pool: ThreadPool, logits: Floats, settings: SamplingBatch) -> list[in
         logits: [R, V], contiguous; overwritten.
         settings: of the R rows.
     """
-    logits[settings.banned] = -math.inf
-    draws = np.empty(len(logits), dtype=_DRAW)
-    draws["temperature"] = np.where(settings.temperature < COLDEST, 0.0, settings.temperature)
-    draws["top_k"], draws["top_p"], draws["min_p"] = settings.top_k, settings.top_p, settings.min_p
-    draws["first_key"], draws["second_key"] = keys(settings.seeds, settings.positions)
+    if len(settings.banned[0]):
+        logits[settings.banned] = -math.inf
+    draws = np.zeros(len(logits), dtype=_DRAW)  # all greedy
+    random = settings.temperature >= COLDEST
+    if random.any():
+        draws["temperature"] = np.where(random, settings.temperature, 0.0)
+        draws["top_k"], draws["top_p"], draws["min_p"] = settings.top_k, settings.top_p, settings.min_p
+        draws["first_key"], draws["second_key"] = keys(settings.seeds, settings.positions)
     tokens = np.empty(len(logits), dtype=np.int64)
     pool.library.call(
         "draw",
