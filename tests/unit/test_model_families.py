@@ -50,6 +50,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    "llama, linear rope": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    ),
     "mistral without a window": ("mistral", {"sliding_window": None}),
     "mistral with a window": ("mistral", {"sliding_window": 6}),
     "qwen2": ("qwen2", {}),

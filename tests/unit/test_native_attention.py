@@ -131,6 +131,23 @@ def test_long_sequences_that_are_cut_between_threads_equal_the_reference(
     assert largest_difference(case, torch.float32, pool) < 1e-5
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size", "window"),
+    [(9, 3, 64, 16, None), (8, 8, 20, 24, 600), (32, 4, 32, 5, None), (8, 1, 80, 128, 513), (97, 1, 16, 33, None)],
+)
+def test_decodes_and_chunks_behind_many_keys_share_a_step_and_equal_the_reference(
+    heads: int, kv_heads: int, head_dim: int, block_size: int, window: int | None, threads: int
+) -> None:
+    # What decodes and chunks of two and of many tokens make of 512 and more keys, in ranges and whole, side by side.
+    cached, chunks = [511, 1023, 768, 2], [1, 2, 97, 3]
+    lengths = [before + count for before, count in zip(cached, chunks, strict=True)]
+    cuts = [[before, length] for before, length in zip(cached, lengths, strict=True)]
+    rule = ScoreRule(head_dim**-0.5, window)
+    case = Case(heads, kv_heads, head_dim, block_size, lengths, cuts, seed=heads, rule=rule)
+    assert largest_difference(case, torch.float32, ThreadPool(threads)) < 1e-5
+
+
 def test_layers_of_different_windows_share_a_step(pool: ThreadPool) -> None:
     geometry = KVGeometry(LAYERS, 2, 16, 4, "float32")
     native = TorchCpuAttention(geometry, 12, pool)

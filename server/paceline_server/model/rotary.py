@@ -1,8 +1,8 @@
 """Rotary embeddings: by how much each pair of a head's elements turns from one position to the next.
 
 The formulas are transformers' (modeling_rope_utils.py), for the types whose frequencies do not depend on the length of
-what is being read (`support.STATIC_ROPE_TYPES`); tests/unit/test_model_rotary.py holds them to it. `fused_decoder`
-asks for the tables of a step.
+what is being read (`support.STATIC_ROPE_TYPES`); tests/unit/test_model_families.py holds them to it.
+`fused_decoder` asks for the tables of a step.
 """
 
 from __future__ import annotations
