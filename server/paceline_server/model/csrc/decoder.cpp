@@ -39,7 +39,8 @@ Decoder::Decoder(Pool& pool, const DecoderShape& shape, Source embedding, Source
       shape_(shape),
       embedding_(embedding),
       final_norm_(numbers(final_norm, shape.hidden)),
-      head_(Matrix::pack(pool, {{head, head_bias, shape.vocabulary}}, shape.hidden, format_of(shape.head_format))) {}
+      head_(Matrix::pack(pool, weights_, {{head, head_bias, shape.vocabulary}}, shape.hidden,
+                         format_of(shape.head_format))) {}
 
 void Decoder::add_layer(const LayerSource& source) {
   const DecoderShape& s = shape_;
@@ -54,15 +55,15 @@ void Decoder::add_layer(const LayerSource& source) {
   layer.mlp_after_norm = numbers(source.mlp_after_norm, s.hidden);
   layer.query_norm = numbers(source.query_norm, s.norm_whole_rows ? query : s.head_dim);
   layer.key_norm = numbers(source.key_norm, s.norm_whole_rows ? key : s.head_dim);
-  layer.projections = Matrix::pack(pool_,
+  layer.projections = Matrix::pack(pool_, weights_,
                                    {{source.query, source.query_bias, query},
                                     {source.key, source.key_bias, key},
                                     {source.value, source.value_bias, key}},
                                    s.hidden, format);
-  layer.output = Matrix::pack(pool_, {{source.output, source.output_bias, s.hidden}}, query, format);
-  layer.gated = Matrix::pack_gated(pool_, {source.gate, source.gate_bias, s.intermediate},
+  layer.output = Matrix::pack(pool_, weights_, {{source.output, source.output_bias, s.hidden}}, query, format);
+  layer.gated = Matrix::pack_gated(pool_, weights_, {source.gate, source.gate_bias, s.intermediate},
                                    {source.up, source.up_bias, s.intermediate}, s.hidden, format);
-  layer.down = Matrix::pack(pool_, {{source.down, source.down_bias, s.hidden}}, s.intermediate, format);
+  layer.down = Matrix::pack(pool_, weights_, {{source.down, source.down_bias, s.hidden}}, s.intermediate, format);
   layers_.push_back(std::move(layer));
 }
 

@@ -113,6 +113,7 @@ class Decoder {
   DecoderShape shape_;
   Source embedding_;
   std::vector<float> final_norm_;
+  Arena weights_;  // of all matrices
   Matrix head_;
   std::vector<Layer> layers_;
   Stopwatch stopwatch_;

@@ -72,16 +72,17 @@ void split_evenly(int count, int pieces, const Body& body) {
 
 }  // namespace
 
-Matrix Matrix::pack(Pool& pool, const std::vector<Part>& parts, int inputs, WeightFormat format) {
+Matrix Matrix::pack(Pool& pool, Arena& arena, const std::vector<Part>& parts, int inputs, WeightFormat format) {
   std::vector<Column> columns;
   for (const Part& part : parts) {
     for (int output = 0; output < part.outputs; ++output) columns.push_back({part.weight, part.bias, output});
   }
   const int outputs = static_cast<int>(columns.size());
-  return pack_columns(pool, columns, outputs, inputs, format);
+  return pack_columns(pool, arena, columns, outputs, inputs, format);
 }
 
-Matrix Matrix::pack_gated(Pool& pool, const Part& gate, const Part& up, int inputs, WeightFormat format) {
+Matrix Matrix::pack_gated(Pool& pool, Arena& arena, const Part& gate, const Part& up, int inputs,
+                          WeightFormat format) {
   std::vector<Column> columns;
   for (int begin = 0; begin < gate.outputs; begin += kLanes) {
     for (const Part* part : {&gate, &up}) {
@@ -90,10 +91,10 @@ Matrix Matrix::pack_gated(Pool& pool, const Part& gate, const Part& up, int inpu
       }
     }
   }
-  return pack_columns(pool, columns, gate.outputs, inputs, format);
+  return pack_columns(pool, arena, columns, gate.outputs, inputs, format);
 }
 
-Matrix Matrix::pack_columns(Pool& pool, const std::vector<Column>& columns, int outputs, int inputs,
+Matrix Matrix::pack_columns(Pool& pool, Arena& arena, const std::vector<Column>& columns, int outputs, int inputs,
                             WeightFormat format) {
   Matrix matrix;
   matrix.format_ = format;
@@ -103,13 +104,13 @@ Matrix Matrix::pack_columns(Pool& pool, const std::vector<Column>& columns, int 
   matrix.words_ = words_of(format, inputs);
   matrix.panels_ = (static_cast<int>(columns.size()) + kTileColumns - 1) / kTileColumns;
   const size_t width = static_cast<size_t>(matrix.panels_) * kTileColumns;
-  matrix.data_ = allocate<int32_t>(width * static_cast<size_t>(matrix.words_));
+  matrix.data_ = arena.take<int32_t>(width * static_cast<size_t>(matrix.words_));
   matrix.bias_.assign(width, 0.0f);
   matrix.scales_.assign(width, 0.0f);
   matrix.sums_.assign(width, 0);
   for (const Column& column : columns) matrix.has_bias_ |= column.bias.data != nullptr;
   pool.run(matrix.panels_, [&](int panel) {
-    std::memset(matrix.data_.get() + size_t(panel) * matrix.words_ * kTileColumns, 0,
+    std::memset(matrix.data_ + size_t(panel) * matrix.words_ * kTileColumns, 0,
                 size_t(matrix.words_) * kTileColumns * sizeof(int32_t));
     for (int position = panel * kTileColumns; position < (panel + 1) * kTileColumns; ++position) {
       if (position < static_cast<int>(columns.size()) && columns[position].index >= 0) {
@@ -132,7 +133,7 @@ void Matrix::pack_column(const Column& column, int position) {
     case WeightFormat::kInt8: quantize(row, position, reinterpret_cast<int8_t*>(words.data())); break;
   }
   int32_t* const to =
-      data_.get() + ptrdiff_t(position / kTileColumns) * words_ * kTileColumns + position % kTileColumns;
+      data_ + ptrdiff_t(position / kTileColumns) * words_ * kTileColumns + position % kTileColumns;
   for (int word = 0; word < words_; ++word) to[ptrdiff_t(word) * kTileColumns] = words[static_cast<size_t>(word)];
   if (column.bias.data != nullptr) column.bias.read(column.index, 1, &bias_[static_cast<size_t>(position)]);
 }

@@ -64,10 +64,10 @@ class Matrix {
     Source bias;
     int outputs;
   };
-  static Matrix pack(Pool& pool, const std::vector<Part>& parts, int inputs, WeightFormat format);
+  static Matrix pack(Pool& pool, Arena& arena, const std::vector<Part>& parts, int inputs, WeightFormat format);
 
   // Gate and up projection, in turns of kLanes outputs, so that a tile holds what belongs together.
-  static Matrix pack_gated(Pool& pool, const Part& gate, const Part& up, int inputs, WeightFormat format);
+  static Matrix pack_gated(Pool& pool, Arena& arena, const Part& gate, const Part& up, int inputs, WeightFormat format);
 
   // The form that `multiply` wants its rows in.
   Form form() const { return form_; }
@@ -82,12 +82,12 @@ class Matrix {
     ptrdiff_t index;  // row in `weight`; -1 for padding
   };
 
-  static Matrix pack_columns(Pool& pool, const std::vector<Column>& columns, int outputs, int inputs,
+  static Matrix pack_columns(Pool& pool, Arena& arena, const std::vector<Column>& columns, int outputs, int inputs,
                              WeightFormat format);
   void pack_column(const Column& column, int position);
   void quantize(const std::vector<float>& row, int position, int8_t* out);
   ptrdiff_t panel_words() const { return ptrdiff_t(words_) * kTileColumns; }
-  const int32_t* panel_data(int panel) const { return data_.get() + panel * panel_words(); }
+  const int32_t* panel_data(int panel) const { return data_ + panel * panel_words(); }
 
   // The rows [begin, end) times one panel. next: the panel that is probably wanted after it, or null.
   struct Work {
@@ -110,7 +110,7 @@ class Matrix {
   int panels_ = 0;
   int words_ = 0;  // of a column
   bool has_bias_ = false;
-  Memory<int32_t> data_;            // [panels, words, kTileColumns]
+  int32_t* data_ = nullptr;         // [panels, words, kTileColumns], in the arena
   std::vector<float> bias_;         // [panels * kTileColumns]
   std::vector<float> scales_;       // the same, for int8: real weight = scale * stored
   std::vector<int32_t> sums_;       // the same, for int8: sum of a column's stored weights

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <vector>
 
 #include "pool.h"
 
@@ -32,6 +33,31 @@ Memory<T> allocate(size_t count) {
   if (alignment == kHugePage) madvise(memory, bytes, MADV_HUGEPAGE);
   return Memory<T>(static_cast<T*>(memory));
 }
+
+// Memory for what lives equally long, one thing behind the other: those smaller than a huge page share one.
+class Arena {
+ public:
+  // Uninitialised memory for `count` values, from a line of the cache on; throws std::bad_alloc.
+  template <class T>
+  T* take(size_t count) {
+    constexpr size_t kLine = 64, kSlabBytes = size_t{32} << 20;
+    const size_t bytes = (count * sizeof(T) + kLine - 1) / kLine * kLine;
+    if (bytes > left_) {
+      left_ = bytes > kSlabBytes ? bytes : kSlabBytes;
+      slabs_.push_back(allocate<char>(left_));
+      next_ = slabs_.back().get();
+    }
+    T* const taken = reinterpret_cast<T*>(next_);
+    next_ += bytes;
+    left_ -= bytes;
+    return taken;
+  }
+
+ private:
+  std::vector<Memory<char>> slabs_;
+  char* next_ = nullptr;
+  size_t left_ = 0;
+};
 
 struct Unmap {
   size_t bytes = 0;
