@@ -3,10 +3,11 @@
     python -m benchmarks.comparison [--quick] [--rounds N] [--servers NAME,…] [--workloads A,B,…]
 
 A: 64 requests of mixed lengths, 16 clients in a closed loop. B: A behind a prefix of 768 tokens that all share.
-C: A's requests at Poisson arrivals, at one rate for all (0.7 of what vLLM does in A). D: prompts of 4,000 to 7,000
-tokens, 4 clients. E: one client. Ends of sequence are ignored everywhere. Every round starts each server anew and warms
-it with requests of their own. A run counts only if every request of it was answered, and in the lengths asked for.
-Peers are installed on first use. Needs the demo model (`make model`).
+C: requests like A's at Poisson arrivals, at one rate for all (0.7 of what vLLM does in A). F: the same at 0.7 of what
+each server itself does in A. D: prompts of 4,000 to 7,000 tokens, 4 clients. E: one client. Ends of sequence are
+ignored everywhere. Every round starts each server anew and warms it with other requests than those measured. A run
+counts if all were answered, and in the lengths asked for. Peers are installed on first use. Needs the demo model
+(`make model`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import StatisticsError
+from statistics import StatisticsError, median
 from time import perf_counter, process_time
 
 from benchmarks import pages as pages_
 from benchmarks import results, roofline, workloads
-from benchmarks.environments import CACHE, PEERS, say
+from benchmarks.environments import CACHE, PEERS, interruptible, say
 from benchmarks.load import Record, poisson, spans, summarise
 from benchmarks.machine import OthersMeter, float_format, rss_bytes, tree
 from benchmarks.peers.huggingface import transformers_serve
@@ -34,7 +35,7 @@ from benchmarks.servers import Driver, Running, Server, paceline, running
 
 STORE = Path(os.environ.get("PACELINE_MODEL_STORE", CACHE / "models"))
 MODEL = STORE / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
-_COMMON_LOAD = 0.7
+_LOAD = 0.7  # of the capacity, in open loops
 VLLM = "vLLM bf16" if float_format() == "bfloat16" else "vLLM f32"
 """In its best precision here: without instructions for bfloat16 it emulates them, at a few tokens a second."""
 _SHOWN = ("paceline int8", "paceline float32", VLLM, "transformers serve")  # in the picture of one run
@@ -60,7 +61,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of A, ours and transformers serve")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--servers", default=",".join(SERVERS), help="comma-separated; default: all")
-    parser.add_argument("--workloads", default="A,B,C,D,E", help="comma-separated; default: all")
+    parser.add_argument("--workloads", default="A,B,C,D,E,F", help="comma-separated; default: all")
     parser.add_argument("--add", action="store_true", help="keep the result file's runs, if they are of this machine")
     options = parser.parse_args()
     names = _QUICK if options.quick else options.servers.split(",")
@@ -89,9 +90,10 @@ def _workloads(letters: Sequence[str], mixed: workloads.Workload) -> dict[str, w
     makers: Mapping[str, Callable[[], workloads.Workload]] = {
         "A": lambda: mixed,
         "B": partial(workloads.shared_prefix, MODEL, mixed),
-        "C": lambda: mixed,
+        "C": partial(workloads.reworded, MODEL, mixed, seed=5),
         "D": partial(workloads.long_prompts, MODEL, 8),
         "E": partial(workloads.alone, MODEL, 4),
+        "F": partial(workloads.reworded, MODEL, mixed, seed=6),
     }
     return {letter: makers[letter]() for letter in letters}
 
@@ -100,17 +102,20 @@ def _round(
     names: Sequence[str], plan: Mapping[str, workloads.Workload], number: int, before: Sequence[results.Run]
 ) -> Iterator[results.Run]:
     """Every server through all workloads. `before` may grow meanwhile."""
-    order = sorted(names, key=lambda name: name != VLLM)  # the common rate comes from it
+    turned = [*names[number % len(names) :], *names[: number % len(names)]]  # nobody always comes behind the same one
+    order = sorted(turned, key=lambda name: name != VLLM)  # the common rate comes from it
     warm_up = workloads.warm_up(MODEL).requests
     with tempfile.TemporaryDirectory() as scratch:
         for name in order:
             server = SERVERS[name](Path(scratch))
             log = PEERS / "logs" / f"{name.replace(' ', '-')}.log"
+            say(f"round {number}: starting {name} …")
             try:
                 with running(server, log) as up:
                     up.closed(warm_up, 2)
                     for letter, workload in plan.items():
-                        rate = _common_rate(before) if letter == "C" else None
+                        say(f"round {number}: {name}, {letter}: {len(workload.requests)} requests …")
+                        rate = _rate(before, {"C": VLLM, "F": name}.get(letter))
                         run = _measure(up, server, letter, workload, number, rate)
                         say(_line(run))
                         yield run
@@ -168,16 +173,18 @@ def _draw(name: str, runs: Sequence[results.Run]) -> list[Path]:
     return [*paths, timeline(shown, results.FOLDER / f"{name}-timeline.svg")] if shown else paths
 
 
-def _common_rate(runs: Sequence[results.Run]) -> float:
-    """Requests per second that every engine gets in C.
+def _rate(runs: Sequence[results.Run], server: str | None) -> float | None:
+    """Requests per second of an open loop: a share of what `server` does in A. None where there is no such server.
 
     Raises:
-        RuntimeError: vLLM has no run of A to take it from, or requests failed in it.
+        RuntimeError: it has no run of A that counts.
     """
-    done = [run.figures for run in results.counted(runs, VLLM, "A")]
+    if server is None:
+        return None
+    done = results.counted(runs, server, "A")
     if not done:
-        raise RuntimeError("C needs vLLM and A: its rate is a share of what vLLM does there")
-    return _COMMON_LOAD * done[0].requests / done[0].seconds
+        raise RuntimeError(f"an open loop needs a run of A by {server}: its rate is a share of what it does there")
+    return _LOAD * median(run.figures.requests / run.figures.seconds for run in done)
 
 
 def _line(run: results.Run) -> str:
@@ -256,4 +263,5 @@ def _describe(workload: workloads.Workload) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main()
+    with interruptible("what was measured so far is in benchmarks/results"):
+        main()

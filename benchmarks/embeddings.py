@@ -34,7 +34,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from benchmarks.environments import CACHE, PEERS
+from benchmarks.environments import CACHE, PEERS, interruptible
 from benchmarks.load import percentile
 from benchmarks.machine import OthersMeter, cores, rss_bytes, tree
 from benchmarks.peers.sentences import sentence_transformers
@@ -216,4 +216,5 @@ def table(runs: Sequence[EmbeddingRun]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    with interruptible("nothing was written"):
+        main()

@@ -1,12 +1,14 @@
-"""Virtual environments for peers: one each, made once, so that nobody's pins touch ours."""
+"""Virtual environments for peers, one each, made once, so that nobody's pins touch ours; and how a benchmark talks."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 CACHE = Path(os.environ.get("PACELINE_CACHE", Path.home() / ".cache" / "paceline"))
@@ -36,7 +38,8 @@ def environment(name: str, packages: Sequence[str], overrides: Sequence[str] = (
     if overrides:
         (folder / "overrides.txt").write_text("\n".join(overrides) + "\n")
         command += ["--override", str(folder / "overrides.txt")]
-    subprocess.run(command, check=True)
+    # The installer looks into the system's store of certificates, as pip does.
+    subprocess.run(command, check=True, env={"UV_SYSTEM_CERTS": "true", **os.environ})
     stamp.write_text(wanted)
     return folder
 
@@ -45,6 +48,19 @@ def uv() -> str:
     """The installer beside our own interpreter, or the machine's."""
     beside = Path(sys.executable).with_name("uv")
     return str(beside) if beside.exists() else shutil.which("uv") or "uv"
+
+
+@contextmanager
+def interruptible(last_words: str) -> Iterator[None]:
+    """End a command that is interrupted, by Ctrl-C or SIGTERM, with a sentence instead of a traceback."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"interrupted; {last_words}")
+        sys.exit(128 + signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def say(text: str) -> None:

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.claims import rows as claims
-from benchmarks.results import FOLDER, Run, counted, median_of, median_rows, read_runs
+from benchmarks.results import FOLDER, Run, counted, median_rows, read_runs
 from benchmarks.scheduling_figures import FIGURES, scheduling_table
 
 DOCS = FOLDER.parents[1] / "docs"
@@ -54,53 +54,83 @@ def accuracy_table(result: Result) -> str:
     return "\n".join([*lines, "", f"Over {tokens} tokens of the help topics that Python carries."])
 
 
-_WORKLOADS = {
-    "A": "mixed, 16 clients",
-    "B": "shared prefix, 16",
-    "C": "Poisson",
-    "D": "long prompts, 4",
-    "E": "one client",
-}
+_THROUGHPUT = {"A": "mixed, 16 clients", "B": "shared prefix, 16", "D": "long prompts, 4", "E": "one client"}
+_LATENCY = {"A": "mixed, 16 clients", "C": "one rate for all", "F": "0.7 of its capacity", "D": "long prompts, 4"}
 
 
 def peers_table(result: Result) -> str:
-    """A row for each server: output tokens per second by workload, and what A says of latency, start and memory."""
+    """Two tables with a row for each server: throughput by workload; latencies by workload, start and memory."""
     runs = read_runs(result)
-    letters = [letter for letter in _WORKLOADS if any(run.workload == letter for run in runs)]
-    heads = [f"{letter}: {_WORKLOADS[letter]}" for letter in letters]
-    lines = [f"| output tokens/s | {' | '.join(heads)} | A: TTFT p50 / p99 | A: ITL p99 | start | memory |"]
-    lines.append("|---" * (len(letters) + 5) + "|")
-    for server in dict.fromkeys(run.server for run in runs):
-        cells = [_rate(runs, server, letter) for letter in letters]
-        version = next(run.version for run in runs if run.server == server)
-        lines.append(f"| {server} {version} | {' | '.join(cells)} | {' | '.join(_of_mixed(runs, server))} |")
+    servers = list(dict.fromkeys(run.server for run in runs))
     rounds = Counter((run.server, run.workload) for run in runs).values()
     counts = f"{min(rounds)} to {max(rounds)}" if min(rounds) < max(rounds) else f"{max(rounds)}"
     noisy = " Runs during which others used more than a tenth of a core are left out." if max(rounds) > 1 else ""
-    return "\n".join([*lines, "", f"Medians of {counts} runs (least to most).{noisy}"])
-
-
-def _of_mixed(runs: Sequence[Run], server: str) -> list[str]:
-    """Latencies, start and memory in A; empty where it has no run that counts."""
-    own = counted(runs, server, "A")
-    if not own:
-        return [""] * 4
-    middle = {figure: median_of(runs, server, "A", figure) for figure in ("ttft_p50", "ttft_p99", "itl_p99")}
-    return [
-        f"{middle['ttft_p50']:.2f} / {middle['ttft_p99']:.2f} s",
-        f"{1e3 * middle['itl_p99']:.0f} ms",
-        f"{median(run.start_seconds for run in own):.1f} s",
-        f"{median(run.rss_mib for run in own):.0f} MiB",
+    lines = [
+        *_rows(runs, servers, "output tokens/s", _THROUGHPUT, _rate),
+        "",
+        *_rows(runs, servers, "TTFT p50 / p99, ITL p99", _LATENCY, _latency, {"start": _start, "memory": _memory}),
+        "",
+        f"Medians of {counts} runs (least to most); start and memory are A's.{noisy}{_shares(result['ratios'])}",
     ]
+    return "\n".join(lines)
 
 
-def _rate(runs: Sequence[Run], server: str, letter: str) -> str:
-    """Median of the throughput with its range; empty where it was not run."""
-    rates = [run.figures.output_tokens_per_second for run in counted(runs, server, letter)]
-    if not rates:
-        return "failed" if any((run.server, run.workload) == (server, letter) for run in runs) else ""
+def _shares(ratios: Mapping[str, float]) -> str:
+    """What part of our time of A the machine itself would need, by weights."""
+    prefix = "A_share_of_roofline_"
+    shares = [f"{value:.0%} ({key.removeprefix(prefix)})" for key, value in ratios.items() if key.startswith(prefix)]
+    if not shares:
+        return ""
+    return f" At the rates measured of this machine alone, A would take ours {' and '.join(shares)} of its time."
+
+
+def _rows(
+    runs: Sequence[Run],
+    servers: Sequence[str],
+    corner: str,
+    workloads: Mapping[str, str],
+    cell: Callable[[Sequence[Run]], str],
+    more: Mapping[str, Callable[[Sequence[Run]], str]] | None = None,
+) -> list[str]:
+    """A table of one cell for each server and workload; `more` are columns made of A's runs."""
+    letters = [letter for letter in workloads if any(run.workload == letter for run in runs)]
+    heads = [*(f"{letter}: {workloads[letter]}" for letter in letters), *(more or {})]
+    lines = [f"| {corner} | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for server in servers:
+        version = next(run.version for run in runs if run.server == server)
+        cells = [_cell(runs, server, letter, cell) for letter in letters]
+        cells += [_cell(runs, server, "A", make) for make in (more or {}).values()]
+        lines.append(f"| {server} {version} | {' | '.join(cells)} |")
+    return lines
+
+
+def _cell(runs: Sequence[Run], server: str, letter: str, make: Callable[[Sequence[Run]], str]) -> str:
+    """What is made of the runs that count; empty where the server has none of this workload."""
+    own = counted(runs, server, letter)
+    if own:
+        return make(own)
+    return "failed" if any((run.server, run.workload) == (server, letter) for run in runs) else ""
+
+
+def _rate(own: Sequence[Run]) -> str:
+    """Median of the throughput with its range."""
+    rates = [run.figures.output_tokens_per_second for run in own]
     digits = 0 if median(rates) >= 10 else 1
     return f"**{median(rates):.{digits}f}** ({min(rates):.{digits}f}–{max(rates):.{digits}f})"
+
+
+def _latency(own: Sequence[Run]) -> str:
+    figures = [run.figures for run in own]
+    first, last = median(one.ttft_p50 for one in figures), median(one.ttft_p99 for one in figures)
+    return f"{first:.2f} / {last:.2f} s, {1e3 * median(one.itl_p99 for one in figures):.0f} ms"
+
+
+def _start(own: Sequence[Run]) -> str:
+    return f"{median(run.start_seconds for run in own):.1f} s"
+
+
+def _memory(own: Sequence[Run]) -> str:
+    return f"{median(run.rss_mib for run in own):.0f} MiB"
 
 
 TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {

@@ -176,6 +176,9 @@ def running(server: Server | Driver, log: Path) -> Iterator[Running]:
             else:
                 _wait(server, process, log)
                 yield _RunningServer(server, process.pid, perf_counter() - begin)
+        except BaseException:  # nobody waits for answers any more, so there is nothing to drain
+            process.kill()
+            raise
         finally:
             _stop(process)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -54,6 +54,14 @@ def mixed(model: Path, count: int, *, seed: int = 0) -> Workload:
             )
         )
     return Workload(f"mixed-{count}", tuple(requests))
+
+
+def reworded(model: Path, base: Workload, *, seed: int) -> Workload:
+    """The lengths of `base` in other words: a server that has seen `base` finds none of it in its caches."""
+    rng = random.Random(seed)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    requests = (replace(request, prompt=_text(rng, tokenizer, request.prompt_tokens)) for request in base.requests)
+    return Workload(f"{base.name}-reworded-{seed}", tuple(requests))
 
 
 def shared_prefix(model: Path, base: Workload, *, tokens: int = 768, seed: int = 1) -> Workload:

@@ -1,6 +1,10 @@
 """The comparison with peers: what its figures, ratios and table are made of."""
 
 import json
+import os
+import signal
+import sys
+import time
 from dataclasses import asdict, replace
 from xml.etree import ElementTree
 
@@ -11,12 +15,14 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from benchmarks import results
 from benchmarks.comparison import VLLM, ratios
+from benchmarks.environments import interruptible
 from benchmarks.load import Record, mismatch, poisson, summarise
 from benchmarks.pages import peers_table
 from benchmarks.pictures import Point, scatter, timeline
 from benchmarks.results import Run, table
 from benchmarks.roofline import Roof, least_seconds
-from benchmarks.workloads import WORDS, Request, Workload, alone, mixed, warm_up
+from benchmarks.servers import Driver, running
+from benchmarks.workloads import WORDS, Request, Workload, alone, mixed, reworded, warm_up
 
 
 def record(sent, arrivals, tokens=None, error=None):
@@ -28,6 +34,10 @@ def record(sent, arrivals, tokens=None, error=None):
 def run(server, workload="A", rate=100.0, others=0.0, start=1.0, number=0, errors=0):
     figures = replace(summarise([record(0.0, [0.5, 1.0])], clients=16), output_tokens_per_second=rate, errors=errors)
     return Run(server, "1", workload, number, figures, start, 100.0, others, 0.1)
+
+
+def readme_of(runs):
+    return peers_table({"runs": json.loads(json.dumps([asdict(one) for one in runs])), "ratios": ratios(runs)})
 
 
 def test_a_runs_rate_counts_from_the_first_request_to_the_last_end():
@@ -63,22 +73,28 @@ def test_a_run_in_which_requests_failed_counts_nowhere_but_is_shown():
     text = table(runs + failed)
     assert "| A | llama.cpp Q4_0 | 100 (100–100) |" in text
     assert "| A | OpenVINO int8 | requests failed in every run |" in text
-    page = peers_table({"runs": json.loads(json.dumps([asdict(one) for one in runs + failed]))})
-    assert "| OpenVINO int8 1 | failed |  |  |  |  |" in page
+    assert "| OpenVINO int8 1 | failed |\n" in readme_of(runs + failed)
 
 
-def test_the_readmes_latencies_are_those_of_a_or_none():
-    text = peers_table({"runs": json.loads(json.dumps([asdict(run("x", workload="D")), asdict(run("y"))]))})
-    assert "| x 1 |  | **100** (100–100) |  |  |  |  |" in text
+def test_the_readmes_start_and_memory_are_those_of_a_or_none():
+    text = readme_of([run("x", workload="D"), run("y")])
+    assert "| x 1 |  | **100** (100–100) |\n" in text
+    assert "| x 1 |  | 0.50 / 0.50 s, 500 ms |  |  |\n" in text
+    assert "| y 1 | 0.50 / 0.50 s, 500 ms |  | 1.0 s | 100 MiB |" in text
 
 
-def test_the_warm_up_shares_no_prompt_with_what_is_measured(tmp_path):
+def test_no_two_workloads_share_a_prompt_and_the_warm_up_none_with_any(tmp_path):
     tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)} | {"?": 99}, "?"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    measured = [mixed(tmp_path, 64), alone(tmp_path, 4)]
-    begins = {request.prompt[:40] for workload in measured for request in workload.requests}
-    assert not begins & {request.prompt[:40] for request in warm_up(tmp_path).requests}
+    base = mixed(tmp_path, 64)
+    measured = [base, alone(tmp_path, 4), reworded(tmp_path, base, seed=5), reworded(tmp_path, base, seed=6)]
+    begins = [{request.prompt[:40] for request in workload.requests} for workload in measured]
+    assert sum(map(len, begins)) == len(set.union(*begins)) == 3 * 64 + 4, (
+        "no server finds one's prompts cached in another"
+    )
+    assert [one.prompt_tokens for one in measured[2].requests] == [one.prompt_tokens for one in base.requests]
+    assert not set.union(*begins) & {request.prompt[:40] for request in warm_up(tmp_path).requests}
 
 
 def test_poisson_arrivals_are_seeded_and_have_the_rate_asked_for():
@@ -131,9 +147,10 @@ def test_pictures_are_well_formed_and_name_every_server(tmp_path):
 
 def test_the_readmes_table_has_a_row_for_each_server_and_comes_out_of_the_file_alone():
     runs = [run("ours", rate=200.0), run("ours", rate=220.0, number=1), run("theirs", rate=90.0, workload="B")]
-    text = peers_table({"runs": json.loads(json.dumps([asdict(one) for one in runs]))})
-    assert "| ours 1 | **210** (200–220) |  | 0.50 / 0.50 s" in text
-    assert "| theirs 1 |  | **90** (90–90) | " in text
+    text = readme_of(runs)
+    assert "| ours 1 | **210** (200–220) |  |\n" in text
+    assert "| theirs 1 |  | **90** (90–90) |\n" in text
+    assert "| ours 1 | 0.50 / 0.50 s" in text
 
 
 def test_runs_are_added_to_those_of_this_machine_only(tmp_path, monkeypatch):
@@ -144,3 +161,29 @@ def test_runs_are_added_to_those_of_this_machine_only(tmp_path, monkeypatch):
     path.write_text(path.read_text().replace('"cores": ', '"cores": 9'))
     with pytest.raises(RuntimeError, match="another machine"):
         results.earlier("peers")
+
+
+def test_a_benchmark_that_is_ended_kills_its_server_at_once_and_says_what_it_leaves(tmp_path, capsys):
+    script = tmp_path / "stubborn.py"
+    script.write_text(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint({}, flush=True)\ntime.sleep(600)\n"
+    )
+    begun, before = time.monotonic(), signal.getsignal(signal.SIGTERM)
+    pids = []
+
+    def benchmark():
+        with (
+            interruptible("all is kept"),
+            running(Driver("stubborn", (sys.executable, str(script)), "1"), tmp_path / "log") as up,
+        ):
+            pids.append(up.pid)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+
+    with pytest.raises(SystemExit, match="130"):
+        benchmark()
+    assert "interrupted; all is kept" in capsys.readouterr().err
+    assert time.monotonic() - begun < 25, "it does not wait for the server to stop by itself, which takes 30 s"
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+    assert signal.getsignal(signal.SIGTERM) is before
