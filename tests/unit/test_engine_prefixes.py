@@ -44,9 +44,9 @@ def test_nobody_waits_for_a_prefix_that_is_computed_under_another_salt():
 
 
 def test_requests_that_share_a_prefix_which_is_being_computed_wait_for_it_instead_of_computing_it_too():
-    core, runner = make_core(batch=8, budget=32, num_blocks=200, block_size=4)
+    core, runner = make_core(batch=32, budget=32, num_blocks=200, block_size=4)
     shared = list(range(1, 41)) * 2
-    prompts = {f"r{index}": [*shared, index + 1, index + 2] for index in range(6)}
+    prompts = {f"r{index}": [*shared, index + 1, index + 2] for index in range(20)}
     for name, prompt in prompts.items():
         core.submit(request(name, prompt, 2))
     core.submit(request("other", [45] * 6, 2))
@@ -56,7 +56,7 @@ def test_requests_that_share_a_prefix_which_is_being_computed_wait_for_it_instea
     tokens, _ = run(core)
     assert {name: tokens[name] for name in prompts} == {n: expected_tokens(p, 2) for n, p in prompts.items()}
     computed = sum(batch.num_tokens for batch in runner.batches)
-    assert computed <= len(shared) + 6 * (2 + 4 + 2) + 8, "the prefix once, and a block's rest for each"
+    assert computed <= len(shared) + 20 * (2 + 4 + 2) + 8, "the prefix once, and a block's rest for each"
 
 
 def test_when_the_one_that_computes_a_shared_prefix_is_aborted_the_next_computes_it():

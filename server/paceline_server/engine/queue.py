@@ -69,11 +69,13 @@ class WaitingLine(Protocol):
         """Return a sequence that was taken: one that did not fit, to its place; a preempted one, before all equals."""
         ...
 
-    def take(self, now: float, *, scarce: bool = False) -> Sequence | None:
+    def take(self, now: float, *, scarce: bool = False, owed: Sequence | None = None) -> Sequence | None:
         """Take out the sequence that should enter next, or None.
 
         Args:
             scarce: few slots are left; a policy may keep them for somebody who is not there yet.
+            owed: was taken, did not fit and has been passed for long enough: if it still waits it is the next one,
+                behind those alone that were preempted.
         """
         ...
 
@@ -137,6 +139,9 @@ class Arrivals:
         self._by_arrival.push(sequence.request_id, sequence.arrival, sequence, sequence.number)
         self._tokens += sequence.num_tokens
 
+    def _still_waits(self, sequence: Sequence) -> bool:
+        return sequence.request_id in self._by_arrival
+
     def _note_exit(self, request_id: str) -> Sequence | None:
         """The sequence, which has yet to leave the line's own order; None where it does not wait."""
         sequence = self._by_arrival.remove(request_id)
@@ -171,9 +176,12 @@ class OrderedLine(Arrivals):
         line.push(sequence.request_id, key, sequence, sequence.number)
         self._note_entry(sequence)
 
-    def take(self, now: float, *, scarce: bool = False) -> Sequence | None:
+    def take(self, now: float, *, scarce: bool = False, owed: Sequence | None = None) -> Sequence | None:
         """Take out the first sequence, or None."""
-        first = self._resumed.first() or self._line.first()
+        first = self._resumed.first()
+        if first is None and owed is not None and self._still_waits(owed):
+            return self.remove(owed.request_id)
+        first = first or self._line.first()
         return None if first is None else self.remove(first[1].request_id)
 
     def take_pressing(self, now: float) -> Sequence | None:

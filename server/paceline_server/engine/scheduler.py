@@ -20,7 +20,7 @@ Invariants that the property tests hold:
 - A sequence whose next block is being computed by another one waits for it instead of computing it too. Prompts under
   way always go on, so it does not wait without end; if the other one goes, nothing is promised any more.
 - A sequence whose turn it is and that does not fit may be passed by smaller ones, but only for `max_bypass_seconds`:
-  after that free blocks are left to gather for it.
+  after that it stays the next one, whatever the policy says of later turns, and free blocks are left to gather for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from paceline_server.engine.tables import BlockTables
 from paceline_server.engine.urgency import cheapest_victims
 
 _SLOTS_BY_HEADROOM = 8  # of so many slots the last one is not for the tenant that holds most
-_MAX_PASSED = 16  # sequences that a step tries and passes before it gives up
+_MAX_PASSED = 16  # sequences that a step tries and passes before it gives up, because they do not fit
+_MAX_SHARING = 128  # the same, because what they need is about to come
+_MAX_COMPARED = 32  # sequences that wait of which the shortest is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Scheduler(Intake):
         self.tables = tables
         self.blocks = tables.blocks
         self._pacer = pacer
+        self._owed: Sequence | None = None  # did not fit, and has been passed for long enough
         self.running: list[Sequence] = []  # the first, then by rank and admission: the last is preempted first
 
     def abort(self, request_id: str) -> Sequence | None:
@@ -110,7 +113,8 @@ class Scheduler(Intake):
         plan = self._decodes(now)
         budget = self._prefill_budget(plan)
         budget -= self._prefills(plan, budget, now)
-        self._admit(plan, budget, now)
+        budget -= self._admit(plan, budget, now)
+        _top_up(plan, budget)
         for item in plan:
             if item.sequence.first_scheduled is None:
                 item.sequence.first_scheduled = now
@@ -217,28 +221,34 @@ class Scheduler(Intake):
         """Tokens of the shortest of the first few that wait for a slot that is free; infinite where there is none."""
         if len(self.running) == self.limits.max_batch_size:
             return inf
-        return min((sequence.remaining for sequence in islice(self.waiting, _MAX_PASSED)), default=inf)
+        return min((sequence.remaining for sequence in islice(self.waiting, _MAX_COMPARED)), default=inf)
 
-    def _admit(self, plan: list[Scheduled], budget: int, now: float) -> None:
-        """Take sequences from the waiting line while slots, tokens and blocks last."""
+    def _admit(self, plan: list[Scheduled], budget: int, now: float) -> int:
+        """Take sequences from the waiting line while slots, tokens and blocks last; returns the tokens given out."""
         passed: list[Sequence] = []
-        while budget > 0 and len(self.running) < self.limits.max_batch_size:
+        given = sharing = 0
+        while given < budget and len(self.running) < self.limits.max_batch_size:
             free = self.limits.max_batch_size - len(self.running)
-            sequence = self.waiting.take(now, scarce=free <= self.limits.max_batch_size // _SLOTS_BY_HEADROOM)
+            scarce = free <= self.limits.max_batch_size // _SLOTS_BY_HEADROOM
+            sequence = self.waiting.take(now, scarce=scarce, owed=self._owed)
             if sequence is None:
                 break
-            shares = self.tables.waits_for_prefix(sequence)
-            if shares or not self._place(sequence):
+            if self.tables.waits_for_prefix(sequence):
                 passed.append(sequence)
-                if len(passed) == _MAX_PASSED or not (shares or self._may_be_passed(sequence, now)):
+                sharing += 1
+                if sharing == _MAX_SHARING:
                     break
-                continue
-            self._enter(sequence)
-            count = min(sequence.remaining, budget)
-            plan.append(Scheduled(sequence, count))
-            budget -= count
+            elif self._place(sequence):
+                self._enter(sequence)
+                plan.append(Scheduled(sequence, min(sequence.remaining, budget - given)))
+                given += plan[-1].count
+            else:
+                passed.append(sequence)
+                if not self._may_be_passed(sequence, now) or len(passed) - sharing == _MAX_PASSED:
+                    break
         for sequence in passed:
             self.waiting.put_back(sequence, now)
+        return given
 
     def _enter(self, sequence: Sequence) -> None:
         """Add it to those that run: behind the first, and before those that the policy ranks below it."""
@@ -252,7 +262,10 @@ class Scheduler(Intake):
             return False
         if sequence.blocked_since is None:
             sequence.blocked_since = now
-        return now - sequence.blocked_since < self.limits.max_bypass_seconds
+        if now - sequence.blocked_since < self.limits.max_bypass_seconds:
+            return True
+        self._owed = sequence
+        return False
 
     def _place(self, sequence: Sequence) -> bool:
         """Give a waiting sequence its blocks; False where they do not fit."""
@@ -260,6 +273,8 @@ class Scheduler(Intake):
         if not self.tables.place(sequence, reserve):
             return False
         sequence.blocked_since = None
+        if self._owed is sequence:
+            self._owed = None
         if not sequence.preemptions:  # computing anew what was thrown out is not the tenant's doing
             self.waiting.charge(sequence, INPUT_COST * sequence.remaining)
         return True
@@ -270,3 +285,12 @@ class Scheduler(Intake):
         sequence.preemptions += 1
         self.totals.preemptions += 1
         self.waiting.put_back(sequence, now)
+
+
+def _top_up(plan: list[Scheduled], budget: int) -> None:
+    """Give prompts under way what was left for newcomers that could not enter."""
+    for index, item in enumerate(plan):
+        more = min(item.sequence.remaining - item.count, budget)
+        if more > 0:
+            plan[index] = Scheduled(item.sequence, item.count + more)
+            budget -= more

@@ -72,17 +72,20 @@ class SloLine(Arrivals):
         else:
             self._place(sequence, now)
 
-    def take(self, now: float, *, scarce: bool = False) -> Sequence | None:
+    def take(self, now: float, *, scarce: bool = False, owed: Sequence | None = None) -> Sequence | None:
         """Take out the sequence that should enter next, or None.
 
         Args:
             scarce: few slots are left; nobody enters if the tenant whose turn it is holds most of the slots already.
+            owed: goes before all but those that were preempted, unless the last slots are kept from its tenant.
         """
         resumed = self._resumed.first()
         if resumed is not None:
             return self._hand_out(resumed[1], now)
+        if owed is not None and self._still_waits(owed) and self._may_enter(owed.request.tenant, now, scarce):
+            return self._hand_out(owed, now)
         tenant = self._next_tenant(now)
-        if tenant is None or (scarce and not self._slots.may_take_last(tenant, now, self._lines.__contains__)):
+        if tenant is None or not self._may_enter(tenant, now, scarce):
             return None
         return self._hand_out(prefer_cached(self._lines[tenant].choose(now), self._cached_tokens), now)
 
@@ -143,6 +146,9 @@ class SloLine(Arrivals):
                 requests += other.requests
                 tokens += other.tokens
         return Backlog(requests, tokens, overtaken_by=TIERS[:rank])
+
+    def _may_enter(self, tenant: str, now: float, scarce: bool) -> bool:
+        return not scarce or self._slots.may_take_last(tenant, now, self._lines.__contains__)
 
     def _hand_out(self, sequence: Sequence, now: float) -> Sequence | None:
         tenant = sequence.request.tenant

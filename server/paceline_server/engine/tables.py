@@ -213,10 +213,10 @@ class BlockTables:
     def _fill(self, sequence: Sequence, cached: int) -> None:
         """Note what the cached blocks at the front of a new table hold, and bring back what is parked."""
         sequence.num_computed = cached * self.blocks.block_size
-        self.totals.prefix_queried_tokens += sequence.num_tokens
-        self.totals.prefix_hit_tokens += sequence.num_computed
-        if sequence.cached_tokens is None:
+        if sequence.cached_tokens is None:  # one that comes back finds what it has computed itself
             sequence.cached_tokens = sequence.num_computed
+            self.totals.prefix_queried_tokens += sequence.num_tokens
+            self.totals.prefix_hit_tokens += sequence.num_computed
         self._unpark(sequence, cached)
 
     def _donor(self, sequence: Sequence) -> Sequence | None:
