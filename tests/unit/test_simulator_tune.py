@@ -145,6 +145,19 @@ def test_the_command_prints_a_frontier_and_settings_and_draws_them(tmp_path, cap
     assert figures["proposed"]["max_queue_delay_us"] == 0
 
 
+def test_a_short_trace_is_named_as_one_and_gives_no_capacity_of_batches_that_it_cannot_fill(tmp_path, capsys):
+    path = tmp_path / "trace.jsonl"
+    write(path, poisson(5.0, 3))
+    assert cli.main(["tune", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert f"{path} has 3 requests" in shown.err
+    assert "| too few requests |" in shown.out
+    write(path, poisson(5.0, 100))
+    assert cli.main(["tune", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert "has 100 requests" not in shown.err
+
+
 def test_on_a_terminal_the_command_shows_which_settings_it_is_at_and_takes_that_away(tmp_path, capsys, monkeypatch):
     path = tmp_path / "trace.jsonl"
     write(path, poisson(5.0, 20))

@@ -24,7 +24,10 @@ _BUDGETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _RESERVE = 1.25  # of capacity over what the trace asks for: bursts, and growth until somebody tunes again
 _WORTH = 1.05  # of a figure: what is no better than this is not better
 _CHECKED_TOKENS = 10_000  # output tokens of a check: a lightly loaded machine takes a step for nearly each
-_LEAST_CHECKED, _MOST_CHECKED = 100, 500  # requests of a check
+LEAST_CHECKED = 100
+"""Requests below which a trace says little."""
+
+_MOST_CHECKED = 500  # requests of a check
 _FLOOD = 4  # times the batch: requests that keep it full until its sequences have come and gone a few times
 
 
@@ -38,11 +41,16 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What the simulator makes of a candidate: mean seconds to the first token, and output tokens/s at most."""
+    """What the simulator makes of a candidate.
+
+    Attributes:
+        ttft: mean seconds to the first token.
+        capacity: output tokens/s at most; None where the trace has too few requests to fill the batch more than once.
+    """
 
     candidate: Candidate
     ttft: float
-    capacity: float
+    capacity: float | None
 
 
 def candidates(work: Workload, machine: Machine, pool: Pool) -> list[Candidate]:
@@ -101,15 +109,20 @@ def check(candidate: Candidate, trace: Sequence[TraceRequest], machine: Machine,
     typical = typical_stretch(trace)
     as_it_was = _simulate(candidate, typical, machine, pool)
     as_it_was.run()
-    crowd = trace[: min(_MOST_CHECKED, max(len(typical), _FLOOD * candidate.limits.max_batch_size))]
-    flood = _simulate(candidate, [one.model_copy(update={"arrival": 0.0}) for one in crowd], machine, pool)
-    while len(flood.core.scheduler.waiting) or flood.clock.now == 0.0:
-        flood.advance()  # until the last one has entered: the emptying at the end is not capacity
+    batch = candidate.limits.max_batch_size
+    crowd = trace[: min(_MOST_CHECKED, max(len(typical), _FLOOD * batch))]
     return Checked(
         candidate,
         ttft=mean(one.ttft for one in as_it_was.outcomes if one.ttft is not None),
-        capacity=sum(one.tokens for one in flood.outcomes) / flood.clock.now,
+        capacity=_capacity(candidate, crowd, machine, pool) if len(crowd) > batch else None,
     )
+
+
+def _capacity(candidate: Candidate, crowd: Sequence[TraceRequest], machine: Machine, pool: Pool) -> float:
+    flood = _simulate(candidate, [one.model_copy(update={"arrival": 0.0}) for one in crowd], machine, pool)
+    while len(flood.core.scheduler.waiting) or flood.clock.now == 0.0:
+        flood.advance()  # until the last one has entered: the emptying at the end is not capacity
+    return sum(one.tokens for one in flood.outcomes) / flood.clock.now
 
 
 def typical_stretch(trace: Sequence[TraceRequest]) -> Sequence[TraceRequest]:
@@ -118,7 +131,7 @@ def typical_stretch(trace: Sequence[TraceRequest]) -> Sequence[TraceRequest]:
     They are as many as make up some thousand output tokens, which bounds the steps, and so the time, of a simulation.
     """
     tokens = mean(one.output_tokens for one in trace)
-    count = min(len(trace), _MOST_CHECKED, max(_LEAST_CHECKED, round(_CHECKED_TOKENS / tokens)))
+    count = min(len(trace), _MOST_CHECKED, max(LEAST_CHECKED, round(_CHECKED_TOKENS / tokens)))
     wanted = (trace[-1].arrival - trace[0].arrival) * (count - 1) / max(1, len(trace) - 1)
     starts = range(len(trace) - count + 1)
     first = min(starts, key=lambda start: abs(trace[start + count - 1].arrival - trace[start].arrival - wanted))

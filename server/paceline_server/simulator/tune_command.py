@@ -17,7 +17,16 @@ from paceline_server.simulator.plot import frontier_svg
 from paceline_server.simulator.progress import Progress
 from paceline_server.simulator.queueing import Workload
 from paceline_server.simulator.trace import read
-from paceline_server.simulator.tune import Candidate, Checked, candidates, check, delay_seconds, frontier, propose
+from paceline_server.simulator.tune import (
+    LEAST_CHECKED,
+    Candidate,
+    Checked,
+    candidates,
+    check,
+    delay_seconds,
+    frontier,
+    propose,
+)
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,6 +54,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def tune(arguments: argparse.Namespace) -> int:
     """Print the frontier and a proposal; returns the exit code."""
     trace = read(arguments.trace)
+    if len(trace) < LEAST_CHECKED:
+        print(
+            f"warning: {arguments.trace} has {len(trace)} requests, and so few say little about a load: "
+            f"record {LEAST_CHECKED} or more",
+            file=sys.stderr,
+        )
     work, machine, pool = Workload.of(trace), options.machine(arguments), options.pool(arguments, trace)
     if machine.fixed <= 0.0:
         raise InvalidConfiguration("--step-ms must be above 0: a step that costs nothing by itself needs no batches")
@@ -105,14 +120,16 @@ def _text(work: Workload, checked: Sequence[Checked], settings: dict[str, int]) 
         *(_table_row(_row(one)) for one in checked),
     ]
     proposal = [f"  {name}: {value}" for name, value in settings.items()]
-    return "\n".join([*lines, "", "batching:", *proposal])
+    fields = "In an LLMService: maxBatchSize, maxTokensInBatch and maxQueueDelayUs of spec.engine."
+    return "\n".join([*lines, "", "batching:", *proposal, "", fields])
 
 
 def _table_row(row: dict[str, Any]) -> str:
     ttft = "grows" if row["ttft_predicted"] is None else f"{1e3 * row['ttft_predicted']:.0f} ms"
+    capacity = "too few requests" if row["capacity_simulated"] is None else f"{row['capacity_simulated']:.0f}"
     return (
         f"| {row['max_batch_size']} | {row['max_tokens_in_batch']} | {1e3 * row['longest_step']:.0f} ms | {ttft} "
-        f"| {1e3 * row['ttft_simulated']:.0f} ms | {row['capacity_predicted']:.0f} | {row['capacity_simulated']:.0f} |"
+        f"| {1e3 * row['ttft_simulated']:.0f} ms | {row['capacity_predicted']:.0f} | {capacity} |"
     )
 
 
