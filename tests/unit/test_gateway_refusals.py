@@ -108,6 +108,7 @@ async def test_an_unknown_path_is_answered_with_what_is_served_and_a_wrong_metho
         assert message.startswith("POST /chat/completions is not served here; served are: ")
         for route in ("POST /v1/chat/completions", "POST /v1/completions", "GET /v1/models/{name}", "GET /readyz"):
             assert route in message
+        assert "prefixes" not in message, "that is for other replicas"
         response = await server.client.get("/v1/chat/completions")
         assert (await response.json())["error"]["message"] == "/v1/chat/completions takes POST, not GET"
         assert response.headers["Allow"] == "POST"

@@ -100,6 +100,7 @@ async def test_the_example_is_a_chat_where_the_server_says_nothing_of_its_model(
         command = await example(url, "m")
     assert command.startswith(f"curl {url}/v1/chat/completions ")
     assert '"messages"' in command
+    assert '"temperature": 0' in command, "the first answer of a small model should not look broken"
     assert "Authorization" not in command
 
 

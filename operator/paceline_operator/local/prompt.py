@@ -77,7 +77,7 @@ async def example(url: str, model: str, key: str | None = None) -> str:
     Args:
         key: of a tenant, where the service has some; the command has a word in its place.
     """
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}]}
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}
     path = "/v1/chat/completions"
     if await _embeds(url, key):
         path, asked = "/v1/embeddings", {"input": ["Hello!"]}

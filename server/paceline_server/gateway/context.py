@@ -69,12 +69,14 @@ def output_tokens(prompt_tokens: int, asked: int | None, info: ModelInfo, *, rej
 
 
 def _too_long(prompt_tokens: int, info: ModelInfo) -> str:
-    limit = min(info.max_model_len, info.kv_capacity_tokens)
-    name = (
-        "This model's maximum context length is" if limit == info.max_model_len else "The KV cache of this server holds"
+    asked = (
+        f"However, you asked for at least {prompt_tokens + 1} tokens ({prompt_tokens} in the prompt, 1 in the answer). "
+        "Shorten the prompt"
     )
-    least = prompt_tokens + 1
+    if info.max_model_len <= info.kv_capacity_tokens:
+        return f"This model's maximum context length is {info.max_model_len} tokens. {asked}."
+    setting = "cpu_memory_gb" if info.device == "cpu" else "gpu_memory_fraction"
     return (
-        f"{name} {limit} tokens. However, you asked for at least {least} tokens ({prompt_tokens} in the prompt, "
-        "1 in the answer). Shorten the prompt."
+        f"The KV cache of this server holds {info.kv_capacity_tokens} tokens. {asked}, or have the cache made larger "
+        f"(kv_cache.{setting})."
     )

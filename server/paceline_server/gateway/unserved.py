@@ -10,6 +10,7 @@ from aiohttp import web
 from paceline_server.errors import InvalidRequest
 
 _ECHOED_CHARS = 128
+_BETWEEN_REPLICAS = frozenset({"/prefixes"})
 
 
 def explain(error: web.HTTPException, request: web.Request) -> InvalidRequest:
@@ -25,5 +26,7 @@ def explain(error: web.HTTPException, request: web.Request) -> InvalidRequest:
 
 
 def _served(app: web.Application) -> list[str]:
+    """What clients may ask for."""
     routes = (route for route in app.router.routes() if route.method != "HEAD")
-    return [f"{route.method} {route.resource.canonical}" for route in routes if route.resource is not None]
+    served = ((route.method, route.resource.canonical) for route in routes if route.resource is not None)
+    return [f"{method} {path}" for method, path in served if path not in _BETWEEN_REPLICAS]
