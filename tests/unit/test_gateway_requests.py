@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from contextlib import suppress
 from typing import Any
 
@@ -192,9 +193,38 @@ def test_a_mistake_inside_a_field_is_named_by_its_whole_path(fields: dict[str, A
     assert refusal(chat, **fields).message == message
 
 
-def test_a_flood_of_unknown_fields_is_not_looked_at_one_by_one() -> None:
-    error = refusal(chat, **{f"field{number}": number for number in range(300_000)})
-    assert "at most 256" in error.message
+FLOOD = {f"field{number}": number for number in range(100_000)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        (FLOOD, None, "the body has 100002 fields; at most 256 are looked at"),
+        (
+            {"messages": [USER, USER | FLOOD]},
+            "messages",
+            "messages[1]: has 100002 fields; at most 256 are looked at",
+        ),
+        (
+            {"stream": True, "stream_options": FLOOD},
+            "stream_options",
+            "stream_options: has 100000 fields; at most 256 are looked at",
+        ),
+    ],
+    ids=["the body", "a message", "the options of a stream"],
+)
+def test_a_flood_of_unknown_fields_in_any_object_is_not_looked_at_one_by_one(
+    fields: dict[str, Any], param: str | None, message: str
+) -> None:
+    """A mistake kept for each would take gigabytes, and the whole process with them."""
+    tracemalloc.start()
+    try:
+        error = refusal(chat, **fields)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (error.param, error.message) == (param, message)
+    assert peak < 40_000_000, "more than a copy or two of the object"
 
 
 def test_every_mistake_is_named_up_to_a_bound() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
+MAX_MEMBERS = 256  # of an object; no kind of request has as many fields
 MAX_STOPS = 4  # as in the OpenAI reference
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
@@ -26,6 +27,14 @@ class Strict(BaseModel):
     """An object of which every field is known and of its own type."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_members(cls, value: Any) -> Any:
+        """Before pydantic keeps a mistake for each unknown one: a body has room for millions."""
+        if isinstance(value, dict) and len(value) > MAX_MEMBERS:
+            raise _mistake(f"has {len(value)} fields; at most {MAX_MEMBERS} are looked at")
+        return value
 
 
 class RequestFields(Strict):

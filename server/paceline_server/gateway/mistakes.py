@@ -14,7 +14,6 @@ from pydantic import BaseModel, ValidationError
 
 from paceline_server.errors import InvalidRequest
 
-MAX_FIELDS = 256
 _SHOWN = 5
 _ECHOED_CHARS = 40
 _CODES = {
@@ -31,10 +30,8 @@ def validate(model: type[Model], fields: dict[str, Any]) -> Model:
     """`fields` as a validated request.
 
     Raises:
-        InvalidRequest: naming each mistake; `param` is the field of the first.
+        InvalidRequest: naming each mistake; `param` is the field of the first, None where the body is at fault.
     """
-    if len(fields) > MAX_FIELDS:
-        raise InvalidRequest(f"the body has {len(fields)} fields; at most {MAX_FIELDS} are looked at")
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -48,19 +45,21 @@ def _explain(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
         lines.append(f"and {len(mistakes) - _SHOWN} more mistakes")
     first = mistakes[0]
     code = _CODES.get(first["type"], "invalid_value")
-    return InvalidRequest("; ".join(lines), param=_field(first), code=code)
+    return InvalidRequest("; ".join(lines), param=_field(first, model), code=code)
 
 
-def _field(mistake: Any) -> str:
+def _field(mistake: Any, model: type[BaseModel]) -> str | None:
     """Mistakes between fields have no place of their own: their validators give the field's name as the type."""
-    return str(mistake["loc"][0] if mistake["loc"] else mistake["type"])[:_ECHOED_CHARS]
+    if mistake["loc"]:
+        return str(mistake["loc"][0])[:_ECHOED_CHARS]
+    return str(mistake["type"]) if mistake["type"] in model.model_fields else None
 
 
 def _describe(mistake: Any, model: type[BaseModel]) -> str:
     """`path: what is wrong there`; a mistake between fields of the body itself has no path."""
     location, text = mistake["loc"], str(mistake["msg"])
     if not location:
-        return text
+        return text if mistake["type"] in model.model_fields else f"the body {text}"
     section = _section(model, location)
     if section is not None and mistake["type"] in section.model_fields:
         location, text = (*location, mistake["type"]), text.removeprefix(f"{mistake['type']} ")
