@@ -81,7 +81,9 @@ def test_the_limits_of_the_reference_are_those_in_force(api: str) -> None:
         f"up to {MAX_METADATA} texts by name",
         f"at most {templates.RENDER_SECONDS:g} s and {templates.RENDER_MEMORY_BYTES >> 30} GiB",
         f"nothing for {stream.STALLED_SECONDS:g} s",
-        f"{limits.GRACE_SECONDS:g} s, and more at {limits.MIN_BYTES_PER_SECOND >> 10} KiB/s",
+        f"{limits.GRACE_SECONDS:g} s behind {limits.MIN_BYTES_PER_SECOND >> 10} KiB/s",
+        f"{limits.READ_AT_ONCE} bodies",
+        f"{limits.SMALL_BYTES >> 10} KiB of each",
     ):
         assert sentence in api, sentence
 

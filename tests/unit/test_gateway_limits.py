@@ -6,7 +6,8 @@ import asyncio
 import gzip
 import json
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pydantic import BaseModel
 from paceline_server.errors import InvalidRequest
 from paceline_server.gateway import limits
 from paceline_server.gateway.embedding_request import EmbeddingFields
+from paceline_server.gateway.limits import Arrival
 from paceline_server.gateway.mistakes import validate
 from paceline_server.gateway.requests import ChatRequest, CompletionRequest
 from paceline_server.testing import FakeEngine, Served, served, write_model
@@ -89,39 +91,88 @@ async def test_a_body_that_trickles_is_a_408(folder: Path, monkeypatch: pytest.M
     assert "Connection: close" in head
 
 
-async def test_a_steady_body_may_take_longer_than_the_grace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes buy time: what comes faster than the least rate is waited for."""
-    monkeypatch.setattr(limits, "GRACE_SECONDS", 0.2)
-
-    async def steady() -> AsyncIterator[bytes]:
-        yield json.dumps(COMPLETION).encode()
-        for _ in range(6):
-            await asyncio.sleep(0.1)
-            yield b" " * limits.MIN_BYTES_PER_SECOND
-
-    async with served(FakeEngine(folder, [A])) as server:
-        assert (await server.client.post(PATH, data=steady())).status == 200
+def late(chunks: Iterable[tuple[float, int]]) -> float | None:
+    """When a body of chunks (seconds since the one before, bytes) is found late; None where it is in time."""
+    now = 0.0
+    arrival = Arrival.begin(now)
+    for gap, size in chunks:
+        if now + gap > arrival.deadline:
+            return arrival.deadline
+        now += gap
+        arrival.note(size, now)
+    return None
 
 
-async def test_the_sum_of_bodies_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bodies that are held count until they are tokenised; one too many is told to come back."""
+def test_a_steady_body_may_take_as_long_as_it_needs() -> None:
+    """Bytes buy time: what comes at the least rate is waited for."""
+    assert late([(1.0, limits.MIN_BYTES_PER_SECOND)] * 3600) is None
+    assert late([(10.0, 10 * limits.MIN_BYTES_PER_SECOND)] * 360) is None
+
+
+def test_what_came_quickly_buys_no_long_pause() -> None:
+    """32 MiB in a second would pay for half an hour of holding them."""
+    assert late([(1.0, 32 << 20), (14.9, 1)]) is None
+    assert late([(1.0, 32 << 20), (15.1, 1)]) == 16.0
+
+
+def test_a_byte_now_and_then_is_too_slow() -> None:
+    assert late([(1.0, 1)] * 60) == pytest.approx(15.0, abs=0.01)
+
+
+@asynccontextmanager
+async def unfinished(server: Served, size: int) -> AsyncIterator[asyncio.StreamReader]:
+    """A connection whose body stays a byte short of `size`; entered when the rest has arrived."""
+    reader, writer = await connect(server)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
+    writer.write(b" " * (size - 1))
+    while all(arrival.received != size - 1 for arrival in server.gateway.bodies._being_read):
+        await asyncio.sleep(0.01)
+    try:
+        yield reader
+    finally:
+        writer.close()
+
+
+async def status(reader: asyncio.StreamReader) -> int:
+    return int((await reader.readline()).split()[1])
+
+
+@pytest.mark.parametrize("size", [200, 50_000])
+async def test_the_largest_of_too_large_bodies_has_to_go_and_not_the_one_that_comes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Who sends all but the last byte of many large bodies must not shut others out."""
     monkeypatch.setattr(limits, "BODIES_AT_ONCE", 1)
-    gate = asyncio.Event()
-
-    async def held() -> AsyncIterator[bytes]:
-        yield json.dumps(COMPLETION).encode() + b" " * 60_000
-        await gate.wait()
-        yield b" "
-
+    monkeypatch.setattr(limits, "SMALL_BYTES", 0)
     async with served(FakeEngine(folder, [A]), max_body_bytes=100_000) as server:
-        first = asyncio.create_task(server.client.post(PATH, data=held()))
-        while server.gateway.bodies._held_bytes < 60_000:
+        async with unfinished(server, 60_000) as largest, unfinished(server, 39_990):
+            body = json.dumps(COMPLETION).encode()
+            assert (await server.client.post(PATH, data=body + b" " * (size - len(body)))).status == 200
+            assert await status(largest) == 503
+        while server.gateway.bodies._being_read:
             await asyncio.sleep(0.01)
-        refused = await server.client.post(PATH, data=b" " * 60_000)
-        assert (refused.status, (await refused.json())["error"]["code"]) == (503, "bodies_full")
-        gate.set()
-        assert (await first).status == 200
         assert server.gateway.bodies._held_bytes == 0
+
+
+async def test_the_body_that_comes_is_refused_where_it_is_the_largest_itself(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "BODIES_AT_ONCE", 1)
+    monkeypatch.setattr(limits, "SMALL_BYTES", 0)
+    async with served(FakeEngine(folder, [A]), max_body_bytes=100_000) as server, unfinished(server, 40_000):
+        refused = await server.client.post(PATH, data=b" " * 90_000)
+        assert (refused.status, (await refused.json())["error"]["code"]) == (503, "bodies_full")
+        assert len(server.gateway.bodies._being_read) == 1
+
+
+async def test_the_slowest_of_too_many_bodies_has_to_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads without bodies cost their sender nothing, so they must not keep places."""
+    monkeypatch.setattr(limits, "READ_AT_ONCE", 2)
+    async with served(FakeEngine(folder, [A])) as server, unfinished(server, 1) as first, unfinished(server, 1):
+        while len(server.gateway.bodies._being_read) < 2:
+            await asyncio.sleep(0.01)
+        assert (await server.client.post(PATH, json=COMPLETION)).status == 200
+        assert await status(first) == 503
 
 
 @pytest.mark.parametrize(
