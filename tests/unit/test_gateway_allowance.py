@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from paceline_server.config import ServerConfig, parse
 from paceline_server.config.tenants import PricesConfig, TenantConfig
 from paceline_server.engine.interface import FinishReason, Task
+from paceline_server.engine.status import EngineStats
 from paceline_server.errors import QuotaExceeded, RequestRateExceeded, RequestTooLarge, TokenRateExceeded
 from paceline_server.gateway.allowance import FIRST_GUESS_TOKENS, Allowance
 from paceline_server.gateway.cost import cost_of
@@ -151,11 +154,11 @@ def test_cost_is_by_kind_of_token() -> None:
     assert cost_of(uncached, 10, 4, 1).total == pytest.approx(20e-6)
 
 
-def config(**tenants: dict[str, Any]) -> ServerConfig:
-    """Tenants by name (with _ for -), each with its key."""
+def config(gateway: Mapping[str, Any] = MappingProxyType({}), /, **tenants: dict[str, Any]) -> ServerConfig:
+    """Tenants by name (with _ for -), each with its key; keys of the group `gateway` may be given."""
     named = [{"name": name.replace("_", "-"), **fields} for name, fields in tenants.items()]
     return parse({
-        "gateway": {"host": "127.0.0.1", "port": 0},
+        "gateway": {"host": "127.0.0.1", "port": 0, **gateway},
         "engine": {"model_path": "/models/tiny", "served_model_names": ("tiny",)},
         "tenants": [{"key_hashes": [hash_key(KEYS[tenant["name"]])], **tenant} for tenant in named],
     })  # fmt: skip
@@ -230,6 +233,30 @@ async def test_what_we_refuse_costs_nothing_and_a_prompt_that_its_client_abandon
         after, _ = await post(server, timeout=5)
     assert refused.status == 400
     assert after.headers["x-ratelimit-remaining-tokens"] == str(1000 - 10 - 15)
+
+
+async def test_a_request_whose_place_goes_to_another_tenant_is_a_503_and_costs_nothing(folder: Path) -> None:
+    """Two of team A wait, which is all that may; team B's request ends the newer one."""
+    hold = asyncio.Event()
+    engine = FakeEngine(folder, [hold, A], stats=EngineStats(running=64))
+    places = {"backpressure": {"max_queued_requests": 2}}
+    async with served(engine, config(places, team_a={"tokens_per_minute": 1000}, team_b={})) as server:
+        older = asyncio.create_task(post(server))
+        await engine.until(lambda engine: len(engine.requests) == 1)
+        newer = asyncio.create_task(post(server))
+        await engine.until(lambda engine: len(engine.requests) == 2)
+        other = asyncio.create_task(post(server, "team-b"))
+        refused, answer = await newer
+        assert engine.aborted == [engine.requests[1].request_id]
+        hold.set()
+        answered = [await older, await other]
+        after, _ = await post(server)
+    assert (refused.status, answer["error"]["code"]) == (503, "queue_full")
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert [response.status for response, _ in answered] == [200, 200]
+    assert after.headers["x-ratelimit-remaining-tokens"] == str(1000 - 12 - 15), (
+        "the older one's, and its own reservation"
+    )
 
 
 async def test_usage_tells_the_cost_where_prices_are_configured_streamed_and_whole(folder: Path) -> None:

@@ -1,21 +1,30 @@
-"""The bounded queue counts each request once, and says when to come back."""
+"""The bounded queue counts each request once, is shared by weight when it is full, and says when to come back."""
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from paceline_server.config import BackpressureConfig
+from paceline_server.config import BackpressureConfig, TenantConfig
 from paceline_server.engine.status import EngineStats
 from paceline_server.errors import Overloaded
 from paceline_server.gateway.backpressure import Backpressure, Ticket
 
+WEIGHTS = {"a": 1.0, "b": 1.0, "c": 2.5, "d": 0.4}
+
 
 @dataclass
 class World:
-    """An engine's numbers and a clock, both set by hand."""
+    """An engine's numbers and a clock, both set by hand.
+
+    Attributes:
+        lost: the tenants of requests whose place went to another one's.
+    """
 
     requests: int = 2
     tokens: int | None = None
@@ -23,15 +32,17 @@ class World:
     stats: EngineStats = field(default_factory=EngineStats)
     now: float = 0.0
     open: ExitStack = field(default_factory=ExitStack)
+    lost: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         config = BackpressureConfig(max_queued_requests=self.requests, max_queued_tokens=self.tokens)
         self.gate = Backpressure(config, self.running, lambda: self.stats, lambda: self.now)
 
-    def submit(self, prompt_tokens: int = 1) -> Ticket:
+    def submit(self, prompt_tokens: int = 1, tenant: str = "a") -> Ticket:
         """One more request, taken to the engine."""
+        config = TenantConfig(name=tenant, anonymous=True, weight=WEIGHTS[tenant])
         with ExitStack() as attempt:
-            ticket = attempt.enter_context(self.gate.enter())
+            ticket = attempt.enter_context(self.gate.enter(config, lose=lambda: self.lost.append(tenant)))
             self.gate.submit(ticket, prompt_tokens)
             self.open.push(attempt.pop_all())
             return ticket
@@ -40,11 +51,15 @@ class World:
         """The engine reports a step."""
         self.stats = replace(self.stats, steps=self.stats.steps + 1, **numbers)
 
-    def refused(self, prompt_tokens: int = 1) -> Overloaded:
+    def refused(self, prompt_tokens: int = 1, tenant: str = "a") -> Overloaded:
         """The error of one more request."""
         with pytest.raises(Overloaded) as caught:
-            self.submit(prompt_tokens)
+            self.submit(prompt_tokens, tenant)
         return caught.value
+
+    def held(self) -> Counter[str]:
+        """Places by tenant."""
+        return Counter(ticket.tenant for ticket in self.gate._tickets)
 
 
 def test_an_idle_engine_takes_a_burst_of_what_it_can_run_and_what_may_wait() -> None:
@@ -82,8 +97,9 @@ def test_a_request_submitted_during_a_step_still_counts_after_it() -> None:
 def test_leaving_the_queue_gives_the_place_back() -> None:
     world = World(requests=1, running=1)
     world.step(running=1)
-    with world.gate.enter():
-        assert world.gate.waiting == 1
+    world.submit()
+    assert world.gate.waiting == 1
+    world.open.close()
     assert world.gate.waiting == 0
 
 
@@ -108,9 +124,67 @@ def test_the_refused_prompt_leaves_no_tokens_behind() -> None:
     world = World(requests=10, tokens=100, running=1)
     world.step(running=1)
     for _ in range(3):
-        with pytest.raises(Overloaded), world.gate.enter() as ticket:
-            world.gate.submit(ticket, 101)
+        world.refused(101)
     world.submit(100)
+
+
+def test_a_tenant_that_fills_the_queue_keeps_no_other_one_out() -> None:
+    """Its newest requests make room, down to equal shares; then the other one is refused as well."""
+    world = World(requests=8, running=0)
+    for _ in range(8):
+        world.submit(tenant="a")
+    world.refused(tenant="a")
+    for _ in range(4):
+        world.submit(tenant="b")
+    world.refused(tenant="b")
+    world.refused(tenant="a")
+    assert world.lost == ["a"] * 4
+    assert world.held() == {"a": 4, "b": 4}
+
+
+def test_the_newest_request_of_the_tenant_is_the_one_that_loses_its_place() -> None:
+    world = World(requests=2, running=0)
+    first, second = world.submit(), world.submit()
+    world.submit(tenant="b")
+    assert first in world.gate._tickets
+    assert second not in world.gate._tickets
+
+
+def test_a_request_that_has_started_has_no_place_to_lose() -> None:
+    world = World(requests=1, running=1)
+    world.gate.started(world.submit(tenant="a"))
+    world.step(running=1, waiting=1)
+    world.refused(tenant="b")
+    assert world.lost == []
+
+
+@given(arrivals=st.lists(st.sampled_from(sorted(WEIGHTS)), max_size=120), places=st.integers(1, 20))
+def test_a_full_queue_is_shared_by_weight_whoever_comes_first(arrivals: list[str], places: int) -> None:
+    """Who was refused a place, or lost one, would have had more for its weight with it than any other has."""
+    world, wanting = World(requests=places, running=0), set()
+    for tenant in arrivals:
+        try:
+            world.submit(tenant=tenant)
+        except Overloaded:
+            wanting.add(tenant)
+    wanting |= set(world.lost)
+    held = world.held()
+    assert sum(held.values()) == min(places, len(arrivals))
+    for tenant in wanting:
+        with_one_more = (held[tenant] + 1) / WEIGHTS[tenant]
+        assert all(held[other] / WEIGHTS[other] <= with_one_more + 1e-9 for other in held)
+
+
+def test_a_place_is_looked_for_before_the_body_is_read_and_none_is_taken() -> None:
+    world = World(requests=1, running=0)
+    tenants = [TenantConfig(name=name, anonymous=True) for name in ("a", "b")]
+    world.gate.require_room(tenants[0])
+    assert world.gate.waiting == 0
+    world.submit(tenant="a")
+    with pytest.raises(Overloaded):
+        world.gate.require_room(tenants[0])
+    with pytest.raises(Overloaded):
+        world.gate.require_room(tenants[1])  # it would have as many as the other one, and that one none
 
 
 def test_retry_after_is_the_time_to_work_off_the_queue() -> None:

@@ -161,6 +161,18 @@ async def test_requests_beyond_the_queue_are_refused_while_those_before_wait(fol
         assert server.gateway.backpressure.waiting == 0
 
 
+async def test_a_head_without_its_body_has_no_place_in_the_queue(folder: Path) -> None:
+    """Connections that never send what they announce must not fill it for others."""
+    engine = FakeEngine(folder, [A], stats=EngineStats(running=64))
+    async with served(engine, backpressure={"max_queued_requests": 1}) as server:
+        _, writer = await asyncio.open_connection(*_address(server))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        while server.gateway.drain.running == 0:
+            await asyncio.sleep(0.01)
+        assert (await server.client.post("/v1/completions", json=COMPLETION)).status == 200
+        writer.close()
+
+
 async def test_nothing_is_served_before_the_engine_is_ready(folder: Path) -> None:
     engine = FakeEngine(folder, [A])
     async with served(engine) as server:

@@ -59,7 +59,7 @@ class TenantConfig(Group):
     key_variables: tuple[Path, ...] = Field(
         (), strict=False, description="Environment variables with the same content; read once, at the start."
     )
-    weight: float = Field(1.0, gt=0, description="Share of the engine relative to others (slo).")
+    weight: float = Field(1.0, gt=0, description="Share of the engine (slo) and of a full queue, relative to others.")
     tier: TierName = Field("standard", description="Tier of requests that name none.")
     tiers: tuple[TierName, ...] = Field(
         ("interactive", "standard", "batch"),

@@ -1,20 +1,25 @@
-"""The bounded queue in front of the engine: who may wait, who is refused, and when to come back. Called by `service`.
+"""The bounded queue in front of the engine: who may wait, who is refused, and when to come back. Called by `reception`.
 
 What waits is known in two places. The engine counts what it has received; its numbers are as old as its last step. The
 gateway knows what it has let in since. `Backpressure` adds the two without counting a request twice: a request is taken
 as part of the engine's numbers once two steps were reported after its submission, since the first of them may have
 begun before.
+
+A full queue is shared by weight. Where a tenant's request finds it full, the tenant that holds the most places by its
+weight loses its newest one to it, unless that is no other tenant than its own or one that would then have fewer. So
+none is kept from its share by what others send, while a tenant that is alone may have all places.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
-from paceline_server.config import BackpressureConfig
+from paceline_server.config import BackpressureConfig, TenantConfig
 from paceline_server.engine.status import EngineStats
 from paceline_server.errors import Overloaded
 
@@ -28,10 +33,15 @@ class Ticket:
     """One request between its arrival and its first token.
 
     Attributes:
+        tenant: whose it is; `weight`: the share it has.
+        lose: ends it, where its place goes to another tenant's.
         prompt_tokens: 0 until the prompt is tokenised.
         step: the engine's step count at submission; None before.
     """
 
+    tenant: str
+    weight: float
+    lose: Callable[[], None]
     prompt_tokens: int = 0
     step: int | None = None
 
@@ -56,7 +66,7 @@ class Backpressure:
         self._max_running = max_running
         self._stats = stats
         self._clock = clock
-        self._tickets: set[Ticket] = set()
+        self._tickets: dict[Ticket, None] = {}  # a set that keeps their order: oldest first
         self._last_start: float | None = None
         self._seconds_per_start: float | None = None
 
@@ -65,21 +75,38 @@ class Backpressure:
         """Requests that wait, as well as can be known now."""
         return self._waiting(self._unseen())
 
-    @contextmanager
-    def enter(self) -> Iterator[Ticket]:
-        """Take a place in the queue; it is given back when the request starts, or on leaving.
+    def require_room(self, tenant: TenantConfig) -> None:
+        """Look before a body is read whether its request will find a place, as far as can be known by then.
 
         Raises:
-            Overloaded: as many requests wait as may.
+            Overloaded: as `enter` does.
         """
-        if self.waiting >= self._config.max_queued_requests:
-            raise self._overloaded("queue_full", f"{self._config.max_queued_requests} requests are waiting already")
-        ticket = Ticket()
-        self._tickets.add(ticket)
+        self._loser_to(tenant)
+
+    @contextmanager
+    def enter(self, tenant: TenantConfig, lose: Callable[[], None]) -> Iterator[Ticket]:
+        """Take a place in the queue; it is given back when the request starts, or on leaving.
+
+        Args:
+            lose: called at most once, when the place is another tenant's: the request has to be ended then.
+
+        Raises:
+            Overloaded: as many requests wait as may, and no tenant holds more places for its weight than this one.
+        """
+        loser = self._loser_to(tenant)
+        if loser is not None:
+            del self._tickets[loser]
+            loser.lose()
+        ticket = Ticket(tenant.name, tenant.weight, lose)
+        self._tickets[ticket] = None
         try:
             yield ticket
         finally:
-            self._tickets.discard(ticket)
+            self._tickets.pop(ticket, None)
+
+    def lost(self) -> Overloaded:
+        """The refusal of a request that has lost its place."""
+        return self._overloaded("queue_full", "the queue is full, and another tenant has fewer places than this one")
 
     def submit(self, ticket: Ticket, prompt_tokens: int) -> None:
         """Note that the request goes to the engine now.
@@ -97,13 +124,28 @@ class Backpressure:
 
     def started(self, ticket: Ticket) -> None:
         """Note the request's first token."""
-        self._tickets.discard(ticket)
+        self._tickets.pop(ticket, None)
         now = self._clock()
         if self._last_start is not None:
             gap = now - self._last_start
             known = self._seconds_per_start
             self._seconds_per_start = gap if known is None else known + _SMOOTHING * (gap - known)
         self._last_start = now
+
+    def _loser_to(self, tenant: TenantConfig) -> Ticket | None:
+        """Who has to go for the tenant's next request; nobody while there is room.
+
+        Raises:
+            Overloaded: nobody has to.
+        """
+        if self.waiting < self._config.max_queued_requests:
+            return None
+        held = Counter(one.tenant for one in self._tickets)
+        newest = {one.tenant: one for one in self._tickets}.values()
+        most = max(newest, key=lambda one: held[one.tenant] / one.weight, default=None)
+        if most is None or held[most.tenant] / most.weight <= (held[tenant.name] + 1) / tenant.weight:
+            raise self._overloaded("queue_full", f"{self._config.max_queued_requests} requests are waiting already")
+        return most
 
     def _unseen(self) -> list[Ticket]:
         """Requests that the engine's numbers need not contain yet."""

@@ -49,8 +49,8 @@ async def create_embeddings(request: web.Request) -> web.Response:
     """
     gateway, exchange = request.app[GATEWAY], request[EXCHANGE]
 
-    async def prepare(text: ModelText, tenant: Tenant) -> _Job:
-        return await _prepare(request, text, tenant)
+    async def prepare(body: bytes, text: ModelText, tenant: Tenant) -> _Job:
+        return await _prepare(request, await fields_of(gateway, body, EmbeddingFields), text, tenant)
 
     async def compute(job: _Job, on_start: Callable[[], None]) -> web.Response:
         output = await gateway.engine.embed(job.request)
@@ -61,12 +61,11 @@ async def create_embeddings(request: web.Request) -> web.Response:
     return await receive(request, Task.EMBED, prepare, compute)
 
 
-async def _prepare(request: web.Request, text: ModelText, tenant: Tenant) -> _Job:
+async def _prepare(request: web.Request, fields: EmbeddingFields, text: ModelText, tenant: Tenant) -> _Job:
     gateway, exchange = request.app[GATEWAY], request[EXCHANGE]
-    async with fields_of(request, EmbeddingFields) as fields:
-        urgent = patience(fields.timeout, request.headers.get(TIMEOUT_HEADER), gateway.config.scheduling, tenant.config)
-        _require_dimensions(fields.dimensions, text.info.dimensions)
-        inputs = await _encode(fields.input, text, gateway.config.batching.max_tokens_in_batch)
+    urgent = patience(fields.timeout, request.headers.get(TIMEOUT_HEADER), gateway.config.scheduling, tenant.config)
+    _require_dimensions(fields.dimensions, text.info.dimensions)
+    inputs = await _encode(fields.input, text, gateway.config.batching.max_tokens_in_batch)
     exchange.prompt_tokens = sum(map(len, inputs))
     _require_sum(exchange.prompt_tokens)
     return _Job(

@@ -1,21 +1,22 @@
 """What every request for the engine passes, in one order, whatever its endpoint. Used by `service` and `embeddings`.
 
-The order is by cost: refuse whom nobody knows; refuse while draining, not ready or overloaded; read the body; check its
-fields and the model's name; tokenise; check lengths; charge its tenant; only then the engine. An endpoint brings the
-parts that are its own: `prepare` makes a job of a request, `compute` has it done and answers.
+The order is by cost: refuse whom nobody knows; refuse while draining, not ready or overloaded; read the body; take a
+place in the queue; check fields and the model's name; tokenise; check lengths; charge its tenant; only then the engine.
+An endpoint brings the parts that are its own: `prepare` makes a job of a request, `compute` has it done and answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from aiohttp import web
 
 from paceline_server.engine.interface import Task
+from paceline_server.gateway.backpressure import Backpressure, Ticket
 from paceline_server.gateway.exchange import EXCHANGE
 from paceline_server.gateway.fields import RequestFields
 from paceline_server.gateway.mistakes import validate
@@ -63,14 +64,14 @@ Result = TypeVar("Result")
 async def receive(
     request: web.Request,
     task: Task,
-    prepare: Callable[[ModelText, Tenant], Awaitable[Prepared]],
+    prepare: Callable[[bytes, ModelText, Tenant], Awaitable[Prepared]],
     compute: Callable[[Prepared, Callable[[], None]], Awaitable[Answer]],
 ) -> Answer:
     """Serve one request.
 
     Args:
         task: what the model must be for.
-        prepare: reads the request, for a tenant.
+        prepare: reads the request's body, for a tenant.
         compute: has it done by the engine, and calls what it is given when the engine has begun to answer.
 
     Raises:
@@ -83,26 +84,53 @@ async def receive(
     async with gateway.drain.work():
         text = gateway.require_text(task)
         account.count_request(exchange)
-        with gateway.backpressure.enter() as ticket:
-            job = await prepare(text, tenant)
-            outputs = job.outputs
-            with account.charge(exchange, outputs.asked, outputs.room, outputs.answers):
+        gateway.backpressure.require_room(tenant.config)
+        with ExitStack() as bill:  # settled last: a request that loses its place was refused, not abandoned
+            async with AsyncExitStack() as place:
+                ticket, job = await _take_in(request, place, tenant, lambda body: prepare(body, text, tenant))
+                outputs = job.outputs
+                bill.enter_context(account.charge(exchange, outputs.asked, outputs.room, outputs.answers))
                 gateway.backpressure.submit(ticket, exchange.prompt_tokens)
                 return await compute(job, lambda: gateway.backpressure.started(ticket))
 
 
-@asynccontextmanager
-async def fields_of(request: web.Request, kind: type[Fields]) -> AsyncIterator[Fields]:
-    """The body's fields, checked, and the model's name in them as well; held within `BodyReader`'s bounds meanwhile.
+async def fields_of(gateway: Gateway, body: bytes, kind: type[Fields]) -> Fields:
+    """The body's fields, checked, and the model's name in them as well.
 
     Raises:
-        RequestError: the body cannot be read, is not in order, or asks for another model.
+        RequestError: the body is not in order, or asks for another model.
     """
+    fields = await by_size(gateway, len(body), lambda: validate(kind, parse_object(body)))
+    gateway.require_model(fields.model)
+    return fields
+
+
+async def _take_in(
+    request: web.Request, place: AsyncExitStack, tenant: Tenant, prepare: Callable[[bytes], Awaitable[Prepared]]
+) -> tuple[Ticket, Prepared]:
+    """Make a job of a request. It has a place in the queue from when its body is there, and keeps that in `place`."""
     gateway = request.app[GATEWAY]
     async with gateway.bodies.body(request) as body:
-        fields = await by_size(gateway, len(body), lambda: validate(kind, parse_object(body)))
-        gateway.require_model(fields.model)
-        yield fields
+        ticket = await place.enter_async_context(_queued(gateway.backpressure, tenant))
+        return ticket, await prepare(body)
+
+
+@asynccontextmanager
+async def _queued(queue: Backpressure, tenant: Tenant) -> AsyncIterator[Ticket]:
+    """A place in the queue.
+
+    Raises:
+        Overloaded: there is none, or it went to another tenant's request before this one started.
+    """
+    scope = asyncio.timeout(None)
+    try:
+        async with scope:
+            with queue.enter(tenant.config, lose=lambda: scope.reschedule(0.0)) as ticket:
+                yield ticket
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise queue.lost() from None
 
 
 async def by_size(gateway: Gateway, size: int, work: Callable[[], Result]) -> Result:

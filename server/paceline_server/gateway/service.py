@@ -55,8 +55,9 @@ async def answer(request: web.Request, endpoint: Endpoint[Any]) -> web.StreamRes
     """
     gateway = request.app[GATEWAY]
 
-    async def prepare(text: ModelText, tenant: Tenant) -> _Job:
-        return await _prepare(request, endpoint, text, tenant)
+    async def prepare(body: bytes, text: ModelText, tenant: Tenant) -> _Job:
+        fields = await fields_of(gateway, body, endpoint.fields)
+        return await _prepare(request, endpoint, fields, text, tenant)
 
     async def compute(job: _Job, on_start: Callable[[], None]) -> web.StreamResponse:
         meter = Meter(request[EXCHANGE], gateway.metrics, on_start)
@@ -67,16 +68,17 @@ async def answer(request: web.Request, endpoint: Endpoint[Any]) -> web.StreamRes
     return await receive(request, Task.GENERATE, prepare, compute)
 
 
-async def _prepare(request: web.Request, endpoint: Endpoint[Any], text: ModelText, tenant: Tenant) -> _Job:
+async def _prepare(
+    request: web.Request, endpoint: Endpoint[Any], fields: GenerationFields, text: ModelText, tenant: Tenant
+) -> _Job:
     gateway, exchange = request.app[GATEWAY], request[EXCHANGE]
-    async with fields_of(request, endpoint.fields) as fields:
-        _refuse_many_answers(fields.n or 1, gateway.config.gateway.max_n)
-        _refuse_indeterminate(fields, text.info)
-        refuse_limit_beyond_context(fields.output_limit, fields.output_limit_field, text.info)
-        refuse_limit_beyond_context(fields.min_tokens, "min_tokens", text.info)
-        text.refuse_unknown(fields.stop_token_ids, "stop_token_ids")
-        urgent = urgency(fields, request.headers.get(TIMEOUT_HEADER), gateway.config.scheduling, tenant.config)
-        prompt = await endpoint.encode(fields, text)
+    _refuse_many_answers(fields.n or 1, gateway.config.gateway.max_n)
+    _refuse_indeterminate(fields, text.info)
+    refuse_limit_beyond_context(fields.output_limit, fields.output_limit_field, text.info)
+    refuse_limit_beyond_context(fields.min_tokens, "min_tokens", text.info)
+    text.refuse_unknown(fields.stop_token_ids, "stop_token_ids")
+    urgent = urgency(fields, request.headers.get(TIMEOUT_HEADER), gateway.config.scheduling, tenant.config)
+    prompt = await endpoint.encode(fields, text)
     exchange.prompt_tokens = len(prompt)
     fingerprint = gateway.fingerprint(text.info)
     head = Head(endpoint.id_prefix + exchange.id, exchange.created, fields.model, fingerprint, urgent.service_tier)
