@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -147,3 +148,15 @@ async def test_only_codings_that_change_nothing_are_taken(
     got, _, answer = await exchange(port, completion(*headers, body=body))
     assert got == status
     assert says is None or says in answer["error"]["message"]
+
+
+async def test_a_write_waits_until_all_of_it_is_with_the_socket() -> None:
+    """What a buffer of the process holds when a drain ends would never reach the client."""
+    runner = GatewayRunner(web.Application())
+    await runner.setup()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(runner.server, ours)
+        assert transport.get_write_buffer_limits() == (0, 0)
+        transport.close()
+        await runner.cleanup()

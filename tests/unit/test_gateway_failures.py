@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline_server.engine.interface import EmbeddingOutput, EmbeddingRequest, Task
 from paceline_server.engine.status import EngineStats
 from paceline_server.errors import EngineLost
 from paceline_server.gateway import stream
@@ -218,6 +223,51 @@ async def test_an_answer_cut_by_the_drains_deadline_ends_with_an_error(folder: P
         assert len(engine.aborted) == 1
 
 
+class WideEngine(FakeEngine):
+    """Its vectors are long: an answer of megabytes does not fit the buffers of a connection."""
+
+    async def embed(self, request: EmbeddingRequest) -> EmbeddingOutput:
+        output = await super().embed(request)
+        return replace(output, vectors=[vector * 300_000 for vector in output.vectors or ()])
+
+
+@asynccontextmanager
+async def half_read(server: Served) -> AsyncIterator[tuple[asyncio.StreamReader, int]]:
+    """A client that has read no more than the head of a whole answer, and the bytes that are to follow."""
+    with socket.socket() as client:
+        client.setblocking(False)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # bounds the server's buffer as well
+        await asyncio.get_running_loop().sock_connect(client, _address(server))
+        reader, writer = await asyncio.open_connection(sock=client, limit=1024)
+        _send(writer, {"model": "tiny", "input": "Hi"}, "/v1/embeddings")
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        assert "x-request-id" in head
+        try:
+            yield reader, int(head.split("Content-Length: ")[1].split()[0])
+        finally:
+            writer.close()
+
+
+async def test_draining_waits_for_a_whole_answer_until_its_client_has_read_it(folder: Path) -> None:
+    async with served(WideEngine(folder, task=Task.EMBED)) as server, half_read(server) as (reader, size):
+        server.gateway.drain.begin()
+        assert server.gateway.drain.running == 1
+        assert json.loads(await reader.readexactly(size))["object"] == "list"
+        await server.gateway.drain.finished()
+        assert outcomes(server) == {"completed": 1}
+
+
+async def test_a_whole_answer_that_is_not_read_by_the_drains_deadline_ends_with_its_connection(folder: Path) -> None:
+    """Not with an error that a client would take for a part of it."""
+    engine = WideEngine(folder, task=Task.EMBED)
+    async with served(engine, drain_seconds=0.05) as server, half_read(server) as (reader, size):
+        server.gateway.drain.begin()
+        await server.gateway.drain.finished()
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(size)
+
+
 async def test_an_idle_server_is_drained_at_once(folder: Path) -> None:
     async with served(FakeEngine(folder)) as server:
         await server.client.post("/drain")
@@ -232,7 +282,7 @@ def _address(server: Served) -> tuple[str, int]:
     return url.host, url.port
 
 
-def _send(writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+def _send(writer: asyncio.StreamWriter, body: dict[str, Any], path: str = "/v1/completions") -> None:
     data = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
     writer.write(head.encode() + data)

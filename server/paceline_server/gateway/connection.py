@@ -7,8 +7,10 @@ no fault either: its line in the access log says so.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from http import HTTPStatus
+from typing import cast
 
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -43,6 +45,11 @@ class _Connection(web.RequestHandler):
     """One client's connection."""
 
     __slots__ = ()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Let writes wait until all is with the socket: what is in our own buffers when a drain ends is lost."""
+        super().connection_made(transport)
+        cast("asyncio.Transport", transport).set_write_buffer_limits(high=0)
 
     def handle_error(
         self,

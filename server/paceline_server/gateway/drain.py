@@ -1,4 +1,4 @@
-"""The end of a server's life: refuse what comes, let run what runs, up to a deadline. Called by `service` and `serve`.
+"""The end of a server's life: refuse what comes, let run what runs, up to a deadline. For `reception` and `serve`.
 
 SIGTERM and POST /drain both begin it. Work counts from a request's head until its answer is with the socket.
 """

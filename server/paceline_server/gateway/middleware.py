@@ -26,7 +26,7 @@ from paceline_server.errors import (
     Unauthorized,
 )
 from paceline_server.gateway.exchange import EXCHANGE, Exchange
-from paceline_server.gateway.state import GATEWAY, Gateway
+from paceline_server.gateway.state import GATEWAY, Gateway, dress
 from paceline_server.gateway.tenants import EVERYBODY
 from paceline_server.gateway.unserved import explain
 
@@ -73,9 +73,7 @@ async def _respond(request: web.Request, handler: Handler, record: Exchange) -> 
     try:
         response = await handler(request)
         if not response.prepared:
-            response.headers.update(record.headers)
-            if gateway.drain.begun:
-                response.force_close()  # the next request on this connection has to find another server
+            dress(request, response)
         return response, "completed"
     except RequestError as error:
         record.error = error.code or _reason(error) or error.type

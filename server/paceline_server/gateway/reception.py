@@ -21,7 +21,7 @@ from paceline_server.gateway.exchange import EXCHANGE
 from paceline_server.gateway.fields import RequestFields
 from paceline_server.gateway.mistakes import validate
 from paceline_server.gateway.model_text import ModelText
-from paceline_server.gateway.state import GATEWAY, Gateway, identify
+from paceline_server.gateway.state import GATEWAY, Gateway, dress, identify
 from paceline_server.gateway.strict_json import parse_object
 from paceline_server.gateway.tenants import Tenant
 
@@ -91,7 +91,27 @@ async def receive(
                 outputs = job.outputs
                 bill.enter_context(account.charge(exchange, outputs.asked, outputs.room, outputs.answers))
                 gateway.backpressure.submit(ticket, exchange.prompt_tokens)
-                return await compute(job, lambda: gateway.backpressure.started(ticket))
+                answer = await compute(job, lambda: gateway.backpressure.started(ticket))
+        await write_out(request, answer)
+        return answer
+
+
+async def write_out(request: web.Request, answer: web.StreamResponse) -> None:
+    """Hand an answer to the socket, all of it, while a drain still waits for it; a stream is there already.
+
+    Raises:
+        ConnectionError: the client is gone.
+    """
+    if answer.prepared:
+        return
+    dress(request, answer)
+    try:
+        await answer.prepare(request)
+        await answer.write_eof()
+    except asyncio.CancelledError:
+        if request.transport is not None:
+            request.transport.abort()  # no error can follow half an answer
+        raise
 
 
 async def fields_of(gateway: Gateway, body: bytes, kind: type[Fields]) -> Fields:

@@ -110,6 +110,13 @@ def identify(request: web.Request) -> Tenant:
     return tenant
 
 
+def dress(request: web.Request, answer: web.StreamResponse) -> None:
+    """Give an answer that has not gone out what every answer's head has."""
+    answer.headers.update(request[EXCHANGE].headers)
+    if request.app[GATEWAY].drain.begun:
+        answer.force_close()  # the next request on this connection has to find another server
+
+
 def served_names(config: ServerConfig) -> tuple[str, ...]:
     """The names that clients may use: the configured ones, else the model's own (ORG/NAME, or the folder's name)."""
     if config.engine.served_model_names:
