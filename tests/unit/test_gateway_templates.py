@@ -115,6 +115,24 @@ async def test_a_stopped_helper_is_ended_and_its_slot_is_free_again(
     assert await template.render(HI, MAX_CHARS) == "ok"
 
 
+async def test_a_chat_whose_client_goes_while_it_waits_for_a_helper_is_not_rendered(make: Make) -> None:
+    """The one that a helper has begun is: its answer must not be left in the pipe for the next one."""
+    template = make("{{ messages[0].content }}", seconds=60.0)
+    assert await template.render(HI, MAX_CHARS) == "Hi"
+    (helper,) = template._all
+    os.kill(helper._process.pid, signal.SIGSTOP)
+    gone = [asyncio.create_task(template.render([{"role": "user", "content": "x"}], MAX_CHARS)) for _ in range(5)]
+    while not template._running:
+        await asyncio.sleep(0)
+    for task in gone:
+        task.cancel()
+    await asyncio.gather(*gone, return_exceptions=True)
+    assert len(template._running) == 1
+    os.kill(helper._process.pid, signal.SIGCONT)
+    assert await template.render(HI, MAX_CHARS) == "Hi"
+    assert template._all == {helper}
+
+
 async def test_memory_is_bounded(make: Make) -> None:
     """Two gigabytes do not fit the helper, whatever the machine has."""
     template = make("{% set n = 2 * 10 ** 9 %}{{ 'a' * n }}", seconds=30)

@@ -91,12 +91,7 @@ class TemplateRenderer:
                 time or memory than it may.
             ContextLengthExceeded: the rendered chat has more than `max_chars` characters.
         """
-        chat = {"messages": list(messages), "max_chars": max_chars}
-        # Shielded: a client that goes away must not leave half an answer in a helper's pipe.
-        task = asyncio.create_task(self._exchange(chat))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        answer = await asyncio.shield(task)
+        answer = await self._take_turn({"messages": list(messages), "max_chars": max_chars})
         if answer.get("too_long"):
             raise ContextLengthExceeded(
                 f"the rendered chat has more than {max_chars} characters, which no context can hold", param="messages"
@@ -116,21 +111,33 @@ class TemplateRenderer:
             await helper.end()
         self._all.clear()
 
+    async def _take_turn(self, chat: dict[str, Any]) -> dict[str, Any]:
+        """Wait for a slot, which ends with its client, and exchange the chat, which does not."""
+        await self._slots.acquire()
+        # Shielded: a client that goes away must not leave half an answer in a helper's pipe.
+        task = asyncio.create_task(self._exchange(chat))
+        self._running.add(task)
+        task.add_done_callback(self._end_turn)
+        return await asyncio.shield(task)
+
+    def _end_turn(self, task: asyncio.Task[dict[str, Any]]) -> None:
+        self._running.discard(task)
+        self._slots.release()
+
     async def _exchange(self, chat: dict[str, Any]) -> dict[str, Any]:
-        async with self._slots:
-            helper = self._take_idle() or await self._start()
-            try:
-                async with asyncio.timeout(self._seconds + GRACE_SECONDS + (0.0 if helper.used else START_SECONDS)):
-                    answer = await helper.exchange(chat)
-            except TimeoutError:
-                self._all.discard(helper)
-                await helper.kill()
-                return {"refused": self._obituary(-signal.SIGALRM)}
-            except (asyncio.IncompleteReadError, ConnectionError):
-                self._all.discard(helper)
-                return {"refused": self._obituary(await helper.end())}
-            self._idle.append(helper)
-            return answer
+        helper = self._take_idle() or await self._start()
+        try:
+            async with asyncio.timeout(self._seconds + GRACE_SECONDS + (0.0 if helper.used else START_SECONDS)):
+                answer = await helper.exchange(chat)
+        except TimeoutError:
+            self._all.discard(helper)
+            await helper.kill()
+            return {"refused": self._obituary(-signal.SIGALRM)}
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self._all.discard(helper)
+            return {"refused": self._obituary(await helper.end())}
+        self._idle.append(helper)
+        return answer
 
     def _take_idle(self) -> _Helper | None:
         while self._idle:
