@@ -68,13 +68,38 @@ def test_each_answer_of_a_request_is_reserved_for_and_the_mean_is_that_of_one() 
     assert world.allowance.reserve(10, None, 5000).tokens == pytest.approx(31, abs=1)
 
 
-def test_what_is_used_beyond_the_reservation_keeps_the_next_one_waiting() -> None:
+def test_what_is_used_beyond_the_reservation_keeps_the_next_one_waiting_until_the_limit_has_made_up_for_it() -> None:
+    """Three minutes' tokens and a few more were used, so three minutes pass."""
     world = World(tokens_per_minute=300, daily_tokens=10_000)
     world.allowance.settle(world.allowance.reserve(10, None, 5000), 10, 900)
-    with pytest.raises(TokenRateExceeded):
-        world.allowance.reserve(1, 1, 10)
-    world.now = 61.1
+    for world.now in (0.0, 61.1, 182.9):
+        with pytest.raises(TokenRateExceeded) as caught:
+            world.allowance.reserve(1, 1, 10)
+        assert caught.value.retry_after == pytest.approx(183.0 - world.now)
+    world.now = 183.1
     world.allowance.reserve(1, 1, 10)
+
+
+def test_answers_that_their_client_keeps_short_say_nothing_of_those_without_a_limit() -> None:
+    """Else a few of one token would open the door for hundreds of the context's length."""
+    world = World(tokens_per_minute=10_000)
+    for _ in range(60):
+        world.allowance.settle(world.allowance.reserve(10, 1, 8000), 10, 1)
+    assert world.allowance.reserve(10, None, 8000).tokens == 10 + FIRST_GUESS_TOKENS
+
+
+def test_an_answer_counts_beyond_its_guess_while_it_goes_on() -> None:
+    world, generated = World(tokens_per_minute=1000, daily_tokens=10_000), [0]
+    running = world.allowance.reserve(10, None, 5000, output=lambda: generated[0])
+    generated[0] = 890
+    with pytest.raises(TokenRateExceeded, match="900 are used or reserved"):
+        world.allowance.reserve(50, 51, 5000)
+    world.allowance.reserve(50, 50, 5000)
+    world.allowance.settle(running, 10, 900)
+    assert world.allowance.headers()["x-ratelimit-remaining-tokens"] == "0"
+    world.allowance.adopt(TenantConfig(name="a", anonymous=True, daily_tokens=10_000))
+    with pytest.raises(QuotaExceeded, match="8990 are left"):
+        world.allowance.reserve(10, 8981, 10_000)
 
 
 @pytest.mark.parametrize("before", [{}, {"daily_tokens": 5_000, "tokens_per_minute": 5_000}], ids=["none", "others"])
@@ -208,6 +233,19 @@ async def test_tokens_are_those_of_prompt_and_answer_and_never_reach_the_engine_
     assert (answer["error"]["type"], answer["error"]["code"]) == ("tokens", "rate_limit_exceeded")
     assert "12 are used or reserved" in answer["error"]["message"]
     assert len(engine.requests) == 2
+
+
+async def test_a_long_answer_without_a_limit_counts_before_it_ends(folder: Path) -> None:
+    hold = asyncio.Event()
+    engine = FakeEngine(folder, [(A,) * 300, hold], max_model_len=1000)
+    async with served(engine, config(team_a={"tokens_per_minute": 400})) as server:
+        long = asyncio.create_task(post(server, max_tokens=None))
+        await engine.until(lambda engine: engine.outputs == 1)
+        refused, answer = await post(server, max_tokens=90)
+        hold.set()
+        assert (await long)[0].status == 200
+    assert refused.status == 429
+    assert "310 are used or reserved" in answer["error"]["message"]
 
 
 async def test_a_used_up_day_is_a_quota_error_that_clients_do_not_repeat(folder: Path) -> None:

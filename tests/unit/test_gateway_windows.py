@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,8 +59,7 @@ def test_after_the_wait_that_is_told_it_fits_and_not_a_slice_before(
     wait = window.wait(amount, now)
     assert wait is not None
     if wait:
-        early = SlidingWindow(limit)
-        early._slices, early._used = window._slices.copy(), window._used
+        early = deepcopy(window)
         assert early.wait(amount, now + max(0.0, wait - SLICE)) != 0.0
         assert window.wait(amount, now + wait + 1e-6) == 0.0
 
@@ -68,7 +69,7 @@ def test_after_the_wait_that_is_told_it_fits_and_not_a_slice_before(
 )
 def test_settling_leaves_what_was_really_used(arrivals: list[tuple[float, int, int]]) -> None:
     """Reserve, then refund at the next arrival: the window agrees with one that knew the amounts from the start."""
-    window, knowing, now = SlidingWindow(1), SlidingWindow(1), 0.0
+    window, knowing, now = SlidingWindow(10_000), SlidingWindow(10_000), 0.0
     pending: tuple[float, int] | None = None
     for gap, reserved, spare in arrivals:
         now += gap
@@ -81,10 +82,53 @@ def test_settling_leaves_what_was_really_used(arrivals: list[tuple[float, int, i
         assert window.used(now) - spare == knowing.used(now)
 
 
+@given(
+    arrivals=st.lists(
+        st.tuples(st.floats(0, 90, allow_nan=False), st.integers(1, 12), st.integers(0, 90)), max_size=60
+    ),
+    limit=st.integers(12, 30),
+)
+def test_who_uses_more_than_was_let_in_has_no_more_than_the_limit_a_minute_over_time(
+    arrivals: list[tuple[float, int, int]], limit: int
+) -> None:
+    """Amounts that fit, and what each turns out to use beyond: nothing is let in before the mean allows it."""
+    window, total, now = SlidingWindow(limit), 0, 0.0
+    for gap, amount, beyond in arrivals:
+        now += gap
+        if window.wait(amount, now) == 0.0:
+            assert total + amount <= limit * (1 + now / PERIOD_SECONDS)
+            window.book(amount, now)
+            window.book(beyond, now)
+            total += amount + beyond
+
+
+def test_a_debt_is_paid_with_the_room_of_the_minutes_that_follow() -> None:
+    window = SlidingWindow(300)
+    window.book(910, 0.0)
+    assert window.used(0.0) == 910
+    assert window.wait(1, 0.0) == 183.0
+    assert window.used(61.0) == 610
+    assert window.wait(290, 182.9) != 0.0
+    assert window.wait(290, 183.0) == 0.0
+    assert window.wait(291, 183.0) == 61.0
+    assert window.reset(183.0) == 61.0
+
+
+def test_what_was_reserved_and_not_used_pays_a_debt_at_once() -> None:
+    window = SlidingWindow(300)
+    window.book(290, 0.0)
+    window.book(60, 1.0)
+    window.refund(250, 0.0, 2.0)
+    assert window.used(2.0) == 100
+    assert window.wait(200, 2.0) == 0.0
+
+
 def test_memory_does_not_grow_with_what_comes() -> None:
     window = SlidingWindow(10**9)
     for tick in range(20_000):
         window.book(1, tick * 0.05)
+    window.book(10**12, 1000.0)
+    window.used(3000.0)
     assert len(window._slices) <= SLICES + 1
 
 

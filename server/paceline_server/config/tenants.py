@@ -73,7 +73,9 @@ class TenantConfig(Group):
         None, description="Requests in any 60 seconds; one more is a 429. null is no limit."
     )
     tokens_per_minute: Positive | None = Field(
-        None, description="Prompt and output tokens in any 60 seconds; null is no limit."
+        None,
+        description="Prompt and output tokens in any 60 seconds; null is no limit. "
+        "Answers without max_tokens may exceed it, and have the tenant wait until that is made up for.",
     )
     daily_tokens: Positive | None = Field(
         None, description="Prompt and output tokens from midnight to midnight, UTC; null is no limit."

@@ -1,4 +1,4 @@
-"""What tenants use and owe: limits, counts and cost, one account each. Made by `state`, used by `service`.
+"""What tenants use and owe: limits, counts and cost, one account each. Made by `state`, used by `reception`.
 
 Accounts outlive a change of keys; they are as many as the configuration has tenants, and so are the metrics' labels.
 """
@@ -58,7 +58,9 @@ class Account:
             InsufficientAllowance: it is over a limit.
         """
         with self._told(exchange):
-            reservation = self._allowance.reserve(exchange.prompt_tokens, asked, room, answers)
+            reservation = self._allowance.reserve(
+                exchange.prompt_tokens, asked, room, answers, output=lambda: exchange.completion_tokens
+            )
         refused = False
         try:
             yield

@@ -1,9 +1,9 @@
 """What one tenant may still use: requests and tokens a minute, and tokens a day. Used by `accounts`.
 
 Tokens are reserved when a request is let in, since nobody knows then how many it will use, and settled when it ends.
-The prompt is known. For the output the client's own limit is reserved whole, so that it cannot be exceeded; a client
-that names none gets the mean of its tenant's answers reserved. If it then uses more, the difference is booked at its
-end: the tenant waits the longer for its next request.
+The prompt is known. For the output the client's own limit is reserved whole, so that it cannot be exceeded. For a
+client that names none it is the mean of its tenant's answers without one; where an answer goes on beyond that, its
+reservation grows with it. What is then over the limit is the window's debt: the tenant waits until it is paid.
 """
 
 from __future__ import annotations
@@ -26,17 +26,23 @@ Counter = TypeVar("Counter", SlidingWindow, DailyQuota)
 _SMOOTHING = 0.1  # weight of the newest answer in the mean
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Reservation:
     """Tokens that a request may use.
 
     Attributes:
+        tokens: as many as are booked; they grow with answers that go on beyond a guess.
+        prompt: tokens of the prompt; `output`: those generated so far, of all answers.
+        guessed: the client names no limit.
         answers: how many it may give.
         at: when, on the monotonic clock; `at_unix`: on the calendar's.
         minute, day: where they are booked; None where there was no such limit.
     """
 
     tokens: int
+    prompt: int
+    output: Callable[[], int]
+    guessed: bool
     answers: int
     at: float
     at_unix: float
@@ -65,6 +71,7 @@ class Allowance:
         self._clock = clock
         self._calendar = calendar
         self._mean_output = float(FIRST_GUESS_TOKENS)
+        self._guessed: set[Reservation] = set()  # of requests under way
 
     def adopt(self, tenant: TenantConfig) -> None:
         """Take other limits; what has been used under a limit that stays counts on."""
@@ -92,7 +99,9 @@ class Allowance:
             )
         self._requests.book(1, now)
 
-    def reserve(self, prompt: int, asked: int | None, room: int, answers: int = 1) -> Reservation:
+    def reserve(
+        self, prompt: int, asked: int | None, room: int, answers: int = 1, output: Callable[[], int] = lambda: 0
+    ) -> Reservation:
         """Set tokens aside for a request.
 
         Args:
@@ -100,6 +109,7 @@ class Allowance:
             asked: tokens that the client lets an answer have, or None.
             room: tokens that an answer may have in any case.
             answers: how many the client wants.
+            output: tokens that it has generated so far.
 
         Raises:
             RequestTooLarge: it is over the limit of a minute alone.
@@ -107,16 +117,16 @@ class Allowance:
             QuotaExceeded: the day is.
         """
         now, unix = self._clock(), self._calendar()
-        tokens = prompt + answers * min(room, math.ceil(self._mean_output) if asked is None else asked)
-        if asked is None and self._tokens is not None:
-            tokens = max(prompt, min(tokens, self._tokens.limit))  # a guess must not refuse what may well fit
+        self._grow(now, unix)
+        guessed = asked is None
+        tokens = self._guess(prompt, room, answers) if asked is None else prompt + answers * min(room, asked)
         self._refuse_over_minute(tokens, now)
         self._refuse_over_day(tokens, unix)
-        if self._tokens is not None:
-            self._tokens.book(tokens, now)
-        if self._day is not None:
-            self._day.book(tokens, unix)
-        return Reservation(tokens, answers, now, unix, self._tokens, self._day)
+        made = Reservation(tokens, prompt, output, guessed, answers, now, unix, self._tokens, self._day)
+        self._book(tokens, made, now, unix)
+        if guessed:
+            self._guessed.add(made)
+        return made
 
     def settle(self, reservation: Reservation, prompt: int, output: int) -> None:
         """Count what a request has really used instead of what was reserved.
@@ -124,6 +134,7 @@ class Allowance:
         Under a limit that came in the meantime nothing is reserved that could be given back.
         """
         now, unix = self._clock(), self._calendar()
+        self._guessed.discard(reservation)
         for counter, holder, booked_at, at in (
             (self._tokens, reservation.minute, reservation.at, now),
             (self._day, reservation.day, reservation.at_unix, unix),
@@ -131,7 +142,7 @@ class Allowance:
             if counter is not None:
                 spare = (reservation.tokens if counter is holder else 0) - prompt - output
                 counter.refund(spare, booked_at, at) if spare > 0 else counter.book(-spare, at)
-        if output:
+        if output and reservation.guessed:  # a limit of the client's says nothing of answers without one
             self._mean_output += _SMOOTHING * (output / reservation.answers - self._mean_output)
 
     def headers(self) -> dict[str, str]:
@@ -144,6 +155,26 @@ class Allowance:
                 found[f"x-ratelimit-remaining-{kind}"] = str(max(0, window.limit - window.used(now)))
                 found[f"x-ratelimit-reset-{kind}"] = _duration(window.reset(now))
         return found
+
+    def _guess(self, prompt: int, room: int, answers: int) -> int:
+        """Tokens that a request without a limit of its client's may use; none that fits a minute is refused for it."""
+        tokens = prompt + answers * min(room, math.ceil(self._mean_output))
+        return tokens if self._tokens is None else max(prompt, min(tokens, self._tokens.limit))
+
+    def _grow(self, now: float, unix: float) -> None:
+        """Book what answers under way have generated beyond the guess."""
+        for one in self._guessed:
+            beyond = one.prompt + one.output() - one.tokens
+            if beyond > 0:
+                one.tokens += beyond
+                self._book(beyond, one, now, unix)
+
+    def _book(self, tokens: int, reservation: Reservation, now: float, unix: float) -> None:
+        """Count tokens under those of its limits that are still in force."""
+        if reservation.minute is not None and reservation.minute is self._tokens:
+            reservation.minute.book(tokens, now)
+        if reservation.day is not None and reservation.day is self._day:
+            reservation.day.book(tokens, unix)
 
     def _refuse_over_minute(self, tokens: int, now: float) -> None:
         if self._tokens is None:

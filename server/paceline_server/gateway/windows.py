@@ -3,6 +3,9 @@
 A fixed window lets through twice its limit around its edge. These windows slide, in slices of a second: an amount
 counts until its whole slice is a minute old, so that no 60 seconds ever hold more than the limit, at the price of up to
 one second more of waiting. Memory is one number a slice, whatever comes.
+
+Somebody may use more than was known beforehand. What is beyond the limit is a debt, which takes the room in the window
+as it becomes free, as if it were used then: until it is paid nothing fits, so that the mean over time keeps the limit.
 """
 
 from __future__ import annotations
@@ -31,48 +34,64 @@ class SlidingWindow:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._slices: deque[_Slice] = deque()  # oldest first
-        self._used = 0
+        self._used = 0  # in the slices
+        self._debt = 0  # none while there is room
 
     def used(self, now: float) -> int:
-        """What counts now; more than the limit where somebody used more than was reserved."""
+        """What counts now, in the window or as a debt; more than the limit where more was used than was reserved."""
         oldest = _slice_of(now) - SLICES
         while self._slices and self._slices[0].number < oldest:
-            self._used -= self._slices.popleft().amount
-        return self._used
+            gone = self._slices.popleft()
+            self._used -= gone.amount
+            self._pay(_following(gone.number))
+        return self._used + self._debt
 
     def wait(self, amount: int, now: float) -> float | None:
         """Seconds until `amount` fits; 0 where it fits now, None where it never will."""
         if amount > self.limit:
             return None
-        too_much = self.used(now) + amount - self.limit
-        for one in self._slices:
-            if too_much <= 0:
-                break
-            too_much -= one.amount
-            if too_much <= 0:
-                return _leaves(one.number) - now
-        return 0.0
+        return self._until_gone(self.used(now) + amount - self.limit, now)
 
     def book(self, amount: int, now: float) -> None:
         """Count an amount from now on, whether or not it fits."""
         self.used(now)
-        number = _slice_of(now)
-        if not self._slices or self._slices[-1].number < number:
-            self._slices.append(_Slice(number, 0))
-        self._slices[-1].amount += amount
-        self._used += amount
+        self._debt += amount
+        self._pay(_slice_of(now))
 
     def refund(self, amount: int, booked_at: float, now: float) -> None:
-        """Take back part of what was booked at a time; what no longer counts needs no refund."""
+        """Take back part of what was booked at a time and fitted; what no longer counts needs no refund."""
         self.used(now)
         for one in self._slices:
             if one.number == _slice_of(booked_at):
                 one.amount -= amount
                 self._used -= amount
+        self._pay(_slice_of(now))
 
     def reset(self, now: float) -> float:
         """Seconds until nothing counts any more, if nothing more comes."""
-        return _leaves(self._slices[-1].number) - now if self.used(now) else 0.0
+        return self._until_gone(self.used(now), now)
+
+    def _pay(self, number: int) -> None:
+        """Have the debt take what room there is, in a slice that is the newest."""
+        paid = min(self._debt, max(0, self.limit - self._used))
+        if not paid:
+            return
+        if not self._slices or self._slices[-1].number < number:
+            self._slices.append(_Slice(number, 0))
+        self._slices[-1].amount += paid
+        self._used += paid
+        self._debt -= paid
+
+    def _until_gone(self, amount: int, now: float) -> float:
+        """Seconds until so much of what counts no longer does. A debt fills each slice that leaves, a window later."""
+        if amount <= 0:
+            return 0.0
+        turns, rest = divmod(amount - 1, self._used)
+        for one in self._slices:
+            if rest < one.amount:
+                break
+            rest -= one.amount
+        return _leaves(one.number + turns * (SLICES + 1)) - now
 
 
 class DailyQuota:
@@ -113,9 +132,14 @@ def _slice_of(now: float) -> int:
     return math.floor(now * SLICES / PERIOD_SECONDS)
 
 
+def _following(number: int) -> int:
+    """The first slice that has the room of another one."""
+    return number + SLICES + 1
+
+
 def _leaves(number: int) -> float:
     """When a slice stops to count: its last moment is a period old."""
-    return (number + SLICES + 1) * PERIOD_SECONDS / SLICES
+    return _following(number) * PERIOD_SECONDS / SLICES
 
 
 def _day_of(now: float) -> int:
