@@ -187,22 +187,45 @@ def test_a_place_is_looked_for_before_the_body_is_read_and_none_is_taken() -> No
         world.gate.require_room(tenants[1])  # it would have as many as the other one, and that one none
 
 
+def starts_behind_others(world: World, seconds: float) -> None:
+    """Forty requests start, one after so many seconds, and one more waits all the time."""
+    world.stats = EngineStats(running=1)
+    line = [world.submit()]
+    for _ in range(40):
+        line.append(world.submit())
+        world.now += seconds
+        world.gate.started(line.pop(0))
+    world.open.close()
+
+
 def test_retry_after_is_the_time_to_work_off_the_queue() -> None:
     world = World(requests=3, running=1)
-    for _ in range(40):
-        world.gate.started(world.submit())
-        world.now += 5.0
+    starts_behind_others(world, seconds=5.0)
     world.step(running=1, waiting=3)
     assert world.refused().retry_after == 15
 
 
 def test_retry_after_has_bounds() -> None:
-    world = World(requests=1, running=1)
-    world.step(running=1, waiting=1)
+    world = World(requests=2, running=1)
+    world.step(running=1, waiting=2)
     assert world.refused().retry_after == 1
-    world.stats = EngineStats()
-    for _ in range(2):
-        world.gate.started(world.submit())
-        world.now += 1000.0
-    world.step(running=1, waiting=1)
+    starts_behind_others(world, seconds=1000.0)
+    world.step(running=1, waiting=2)
     assert world.refused().retry_after == 60
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["nothing waited", "what waited has left"])
+def test_an_hour_in_which_nothing_waits_is_not_the_pace_of_starts(leaves: bool) -> None:
+    """Two requests an hour apart, and then a burst: it is told what a start takes behind others, not an hour."""
+    world = World(requests=3, running=1)
+    starts_behind_others(world, seconds=0.1)
+    world.step(running=int(leaves))
+    for _ in range(2):
+        ticket = world.submit()
+        if leaves:
+            world.submit()
+        world.gate.started(ticket)
+        world.open.close()
+        world.now += 3600.0
+    world.step(running=1, waiting=3)
+    assert world.refused().retry_after == 1

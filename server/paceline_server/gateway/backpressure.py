@@ -67,7 +67,7 @@ class Backpressure:
         self._stats = stats
         self._clock = clock
         self._tickets: dict[Ticket, None] = {}  # a set that keeps their order: oldest first
-        self._last_start: float | None = None
+        self._last_start: float | None = None  # since when something has waited all the time
         self._seconds_per_start: float | None = None
 
     @property
@@ -103,6 +103,8 @@ class Backpressure:
             yield ticket
         finally:
             self._tickets.pop(ticket, None)
+            if not self._tickets:
+                self._last_start = None
 
     def lost(self) -> Overloaded:
         """The refusal of a request that has lost its place."""
@@ -123,14 +125,14 @@ class Backpressure:
         ticket.step = self._stats().steps
 
     def started(self, ticket: Ticket) -> None:
-        """Note the request's first token."""
+        """Note the request's first token. Only while others wait is the time between two the pace of the engine."""
         self._tickets.pop(ticket, None)
         now = self._clock()
         if self._last_start is not None:
             gap = now - self._last_start
             known = self._seconds_per_start
             self._seconds_per_start = gap if known is None else known + _SMOOTHING * (gap - known)
-        self._last_start = now
+        self._last_start = now if self._tickets and self.waiting else None
 
     def _loser_to(self, tenant: TenantConfig) -> Ticket | None:
         """Who has to go for the tenant's next request; nobody while there is room.
