@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,17 @@ async def test_a_chat_stream_opens_with_the_role_and_closes_with_the_reason(engi
         assert len({chunk[key] for chunk in chunks}) == 1
     assert chunks[0]["id"].startswith("chatcmpl-")
     assert all("usage" not in chunk for chunk in chunks)
+
+
+async def test_the_fingerprint_is_made_once_for_a_model_and_anew_for_another(folder: Path) -> None:
+    engine = FakeEngine(folder)
+    async with served(engine) as server:
+        info = engine.info
+        assert info is not None
+        made = server.gateway.fingerprint(info)
+        assert server.gateway.fingerprint(replace(info)) is made
+        assert server.gateway.fingerprint(replace(info, num_blocks=65)) != made
+        assert server.gateway.fingerprint(info) == made
 
 
 async def test_an_empty_answer_still_has_a_role_and_a_reason(folder: Path) -> None:

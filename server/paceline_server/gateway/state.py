@@ -50,6 +50,7 @@ class Gateway:
         )
         self.workers = ThreadPoolExecutor(gateway.worker_threads, thread_name_prefix="gateway-worker")
         self.texts = TextKeeper(engine, self.workers, helpers=gateway.worker_threads)
+        self._fingerprint: tuple[ModelInfo, str] | None = None
 
     @property
     def ready(self) -> bool:
@@ -90,9 +91,9 @@ class Gateway:
 
     def fingerprint(self, info: ModelInfo) -> str:
         """`system_fingerprint`: changes with whatever may change a seeded answer."""
-        config = self.config.model_dump(mode="json", include={"engine", "batching", "kv_cache"})
-        facts = json.dumps([config, asdict(info)], sort_keys=True)
-        return "fp_" + hashlib.sha256(facts.encode()).hexdigest()[:12]
+        if self._fingerprint is None or self._fingerprint[0] != info:
+            self._fingerprint = info, fingerprint_of(self.config, info)
+        return self._fingerprint[1]
 
 
 GATEWAY = web.AppKey("gateway", Gateway)
@@ -108,6 +109,13 @@ def identify(request: web.Request) -> Tenant:
         request.headers.getall("Authorization", [])
     )
     return tenant
+
+
+def fingerprint_of(config: ServerConfig, info: ModelInfo) -> str:
+    """A digest of the groups of a configuration, and of a model's facts, that may change a seeded answer."""
+    groups = config.model_dump(mode="json", include={"engine", "batching", "kv_cache"})
+    facts = json.dumps([groups, asdict(info)], sort_keys=True)
+    return "fp_" + hashlib.sha256(facts.encode()).hexdigest()[:12]
 
 
 def dress(request: web.Request, answer: web.StreamResponse) -> None:
