@@ -193,14 +193,45 @@ def test_a_block_whose_write_failed_is_kept_while_there_is_room_and_then_let_go(
     tier = OffloadTier(range(2), disk_blocks=10)
     assert tier.store(b"a") is not None
     assert tier.store(b"b") is not None
-    (job,) = tier.take_jobs()
+    job, _ = tier.take_jobs()
     assert (job.action, job.digest) == (FileAction.WRITE, b"a")
-    assert tier.store(b"c") is None, "one is being written, the other is to be"
+    assert tier.store(b"c") is None, "both are being written"
     tier.note([FileResult(job, ok=False)], now=1.0)
     tier.check_integrity()
     assert tier.slot_of(b"a") is not None
     assert tier.store(b"c") == job.slot
     tier.check_integrity()
+
+
+def test_writes_go_on_when_hits_have_left_nothing_but_unwritten_blocks_where_a_slot_is_looked_for():
+    tier = OffloadTier(range(200), disk_blocks=1_000)
+    for number in range(200):
+        assert tier.store(bytes([number])) is not None
+    written = tier.take_jobs()
+    tier.note([FileResult(job, ok=True) for job in written], now=0.0)
+    tier.touch([job.digest for job in written])
+    assert tier.store(b"new") is None, "what may go stands behind what may not"
+    for step in range(1, 10):
+        tier.note([FileResult(job, ok=True) for job in tier.take_jobs()], now=float(step))
+        tier.check_integrity()
+    assert tier.totals.written == 200
+    assert tier.store(b"new") is not None
+
+
+def test_an_idle_engine_writes_what_its_disk_was_too_slow_for():
+    bench = Bench(slots=128, files=1_000, delay=50)
+    bench.evict(16)
+    assert bench.event("written") < bench.event("stored")
+    for _ in range(400):
+        bench.core.step()
+    assert bench.event("written") == bench.event("stored") > 64
+
+
+def test_a_block_that_the_device_evicts_again_is_written_after_those_that_go_before_it():
+    tier = OffloadTier(range(4), disk_blocks=10)
+    for digest in (b"a", b"b", b"a", b"c"):
+        tier.store(digest)
+    assert [job.digest for job in tier.take_jobs()] == [b"b", b"a", b"c"]
 
 
 def test_a_read_that_fails_is_told_to_the_disk_and_gives_its_slot_back():

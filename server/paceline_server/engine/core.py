@@ -153,6 +153,7 @@ class EngineCore:
         expired = self._expire(begin)
         due = self._due_in(begin)
         if due is None or due > 0.0:
+            self._begin_file_jobs()
             return self._name(expired)
         plan = self.scheduler.schedule(begin)
         if not plan:
@@ -165,8 +166,7 @@ class EngineCore:
         scheduled = self._clock()
         sampled = list(self._runner.execute(batch))
         executed = self._clock()
-        if self._traffic is not None:
-            self._traffic.send()
+        self._begin_file_jobs()
         outputs = self.scheduler.update(plan, sampled)
         self.admission.learn(plan, outputs, executed)
         self._account(plan, begin, scheduled, executed)
@@ -276,9 +276,13 @@ class EngineCore:
 
     def _wait_for_disk(self, now: float) -> None:
         """Nothing can be computed before a block has come from disk: look again in a moment."""
-        assert self._traffic is not None
-        self._traffic.send()
+        self._begin_file_jobs()
         self._retry_at = now + _DISK_POLL_SECONDS
+
+    def _begin_file_jobs(self) -> None:
+        """Only where no copy is outstanding: a job may read what a copy writes."""
+        if self._traffic is not None:
+            self._traffic.send()
 
     def _account(self, plan: list[Scheduled], begin: float, scheduled: float, executed: float) -> None:
         self._steps += 1

@@ -4,9 +4,10 @@
 and brings back what came of them, so that no disk is waited for in the step loop. A digest is chained over all tokens
 before the block, the cache salt and the model's identity, so that what is found is what is wanted.
 
-A block enters host memory when the device evicts it. Once host memory is half full, the least recently used entries are
-written to disk one by one, so that a slot that is needed can be given up at once. A prefix that is on disk is read back
-into host memory first; its sequence waits for that while more of it comes, and no block keeps it for long.
+A block enters host memory when the device evicts it. Once host memory is half full, its entries are written to disk,
+the least recently used first and whether or not the engine computes, so that a slot that is needed can be given up at
+once. A prefix that is on disk is read back into host memory first; its sequence waits for that while more of it comes,
+and no block keeps it for long.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class OffloadTier:
             keep: digests whose slots must stay as they are.
         """
         if digest in self._host:
-            self._host.move_to_end(digest)
+            self._use(digest)
             return None
         slot = None if digest in self._reading else self._take_slot(keep)
         if slot is not None:
@@ -129,15 +130,12 @@ class OffloadTier:
             self.totals.stored += 1
             if self._disk_blocks and digest not in self._disk:
                 self._dirty[digest] = None
-            self._write_behind()
         return slot
 
     def touch(self, digests: Sequence[bytes]) -> None:
         """These blocks are copied back to the device: they were useful."""
         for digest in reversed(digests):  # the tail of a prefix goes before what it depends on
-            self._host.move_to_end(digest)
-            if digest in self._dirty:
-                self._dirty.move_to_end(digest)
+            self._use(digest)
         self.totals.returned += len(digests)
 
     def is_patient(self, wait: DiskWait, found: int) -> bool:
@@ -171,6 +169,7 @@ class OffloadTier:
 
     def take_jobs(self) -> list[FileJob]:
         """Jobs to begin once the copies of the step that was just decided are done."""
+        self._write_behind()
         jobs, self._jobs = self._jobs, []
         return jobs
 
@@ -200,8 +199,17 @@ class OffloadTier:
                 return self._host.pop(digest)
         return None
 
+    def _use(self, digest: bytes) -> None:
+        """Of what is to be written, what goes first is written first: the two orders must stay one."""
+        self._host.move_to_end(digest)
+        if digest in self._dirty:
+            self._dirty.move_to_end(digest)
+
     def _write_behind(self) -> None:
-        if self._dirty and 2 * len(self._host) > self._num_slots and len(self._writing) < _MAX_FILE_JOBS // 2:
+        """Begin as many writes as may be under way: those that wait for another eviction may wait for good."""
+        if 2 * len(self._host) <= self._num_slots:
+            return
+        while self._dirty and len(self._writing) < _MAX_FILE_JOBS // 2:
             digest, _ = self._dirty.popitem(last=False)
             self._writing[digest] = self._host[digest]
             self._jobs.append(FileJob(FileAction.WRITE, digest, self._host[digest]))
@@ -234,7 +242,10 @@ class OffloadTier:
 
 
 class FileTraffic:
-    """Carries jobs from a tier to its files and results back, once a step each. Called by `core`."""
+    """Carries jobs from a tier to its files and results back, once a step each, also of one in which nothing is due.
+
+    Called by `core`.
+    """
 
     def __init__(self, tier: OffloadTier, files: BlockFiles) -> None:
         self._tier = tier
@@ -245,6 +256,6 @@ class FileTraffic:
         self._tier.note(self._files.results(), now)
 
     def send(self) -> None:
-        """When the copies of the step are done."""
+        """When the copies of the step are done, if it has any."""
         for job in self._tier.take_jobs():
             self._files.begin(job)
