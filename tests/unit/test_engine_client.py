@@ -135,6 +135,22 @@ async def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back():
         assert await collect(client, request()) == expected_tokens((1, 2, 3), 5)
 
 
+async def test_an_engine_that_hangs_while_it_ends_loses_its_requests_at_once_and_is_killed():
+    hangs = "SlowRunner.execute = lambda *_: (os.close(int(sys.argv[1])), time.sleep(600))"
+    async with running_client(load=hangs) as (client, _):
+        await until(lambda: client.status.ready)
+        pid = client._process.pid
+        async with asyncio.timeout(60):
+            with pytest.raises(EngineLost):
+                await collect(client, request())
+        assert client.status.reason == "EngineRestarting"
+        with pytest.raises(EngineUnavailable):
+            await collect(client, request())
+        await until(lambda: client.restarts == 1)
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
 async def test_a_start_that_fails_ends_the_supervisor_with_the_engines_own_reason():
     async with running_client(load="raise ModelNotFound('no such model')") as (_, supervisor):
         with pytest.raises(ModelNotFound, match="no such model"):

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from uuid import uuid4
 
-from paceline_server.config import EngineConfig, ServerConfig
+from paceline_server.config import ServerConfig
+from paceline_server.engine.child import describe_exit, engine_process, see_off
 from paceline_server.engine.interface import (
     EmbeddingOutput,
     EmbeddingRequest,
@@ -51,7 +49,6 @@ from paceline_server.errors import (
     EngineFailed,
     EngineUnavailable,
 )
-from paceline_server.model.machine import cores_given
 
 log = logging.getLogger("paceline.client")
 
@@ -117,11 +114,7 @@ class EngineClient:
         """
         failures = 0
         while True:
-            try:
-                await self._run_once()
-                failures = 0 if self._failure is None and self._ready else failures + 1
-            finally:
-                self._lose()
+            failures = 0 if await self._run_once() else failures + 1
             self._raise_if_hopeless(failures)
             self._restarts += 1
             await asyncio.sleep(_BACKOFF_SECONDS * 2**failures if failures else 0.0)
@@ -185,34 +178,23 @@ class EngineClient:
         if under_way and self._writer is not None and not self._writer.is_closing():
             self._writer.write(encode(Abort(request_id, index)))
 
-    async def _run_once(self) -> None:
-        """One life of the engine process, from start to death."""
+    async def _run_once(self) -> bool:
+        """One life of the engine process, from start to death; returns whether it served."""
         self._phases = {}
         self._note(StartupPhase("start_engine"))
         self._failure = None
         begun = monotonic()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                env={**_threading(self._config.engine), **os.environ},
-            )
-        finally:
-            theirs.close()
-        self._process = process
-        try:
-            reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-            self._writer.write(encode(Configure(self._config.model_dump_json(exclude={"tenants"}))))
-            await self._read(reader, begun)
-            code = await process.wait()
-            log.log(logging.INFO if code == 0 else logging.ERROR, "engine process ended: %s", _describe_exit(code))
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+        async with engine_process(self._command, self._config.engine) as (process, ours):
+            self._process = process
+            try:
+                reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+                self._writer.write(encode(Configure(self._config.model_dump_json(exclude={"tenants"}))))
+                await self._read(reader, begun)
+                was_ready = self._ready
+            finally:
+                self._lose()
+            await see_off(process)
+        return was_ready
 
     async def _read(self, reader: asyncio.StreamReader, begun: float) -> None:
         decoder = Decoder()
@@ -259,7 +241,7 @@ class EngineClient:
             self._note(StartupPhase("start_engine", monotonic() - begun))
 
     def _lose(self) -> None:
-        """Forget the dead process; every open stream ends with an error."""
+        """Forget a process that says nothing more, ended or not; every open stream ends with an error."""
         self._ready = False
         self._stats = EngineStats()
         if self._writer is not None:
@@ -273,27 +255,10 @@ class EngineClient:
         if self._failure is not None:
             raise STARTUP_ERRORS.get(self._failure.reason, EngineFailed)(self._failure.message)
         assert self._process is not None
-        raise EngineFailed(f"the engine process ended while starting: {_describe_exit(self._process.returncode)}")
+        raise EngineFailed(f"the engine process ended while starting: {describe_exit(self._process.returncode)}")
 
 
 def _describe(info: ModelInfo, quantization: str | None) -> str:
     weights = f"{info.dtype}{', quantized to ' + quantization if quantization else ''}"
     place = f"{weights} on {info.device} (attention {info.attention_backend})"
     return f"{info.folder} in {place}, a KV cache of {info.kv_capacity_tokens} tokens"
-
-
-def _threading(engine: EngineConfig) -> dict[str, str]:
-    """Environment of the engine process; what is set in ours wins.
-
-    Compute threads that wait must not spin: on cores that are shared, a spinning thread keeps the one it waits for from
-    running, and a step takes ten times as long. And numpy's must not be as many as the machine has cores.
-    """
-    return {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": str(engine.threads or cores_given())}
-
-
-def _describe_exit(code: int | None) -> str:
-    if code is None or code >= 0:
-        return f"exit code {code}"
-    name = signal.Signals(-code).name
-    hint = " (out of memory, if nobody sent it)" if -code == signal.SIGKILL else ""
-    return f"killed by {name}{hint}"
