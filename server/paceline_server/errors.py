@@ -10,7 +10,7 @@
     │   ├── NoGPU                   device: cuda without a usable GPU
     │   ├── OutOfMemory             weights or KV cache do not fit
     │   ├── NativeUnavailable       the CPU kernels are asked for, and are neither compiled nor can they be
-    │   └── EngineFailed            the engine process died while starting (exit status 1)
+    │   └── EngineFailed            the engine process died while starting, or soon after each start (exit status 1)
     └── RequestError            one request cannot be served: it becomes an HTTP answer in OpenAI's error shape
         ├── InvalidRequest          400, names the parameter
         │   └── ContextLengthExceeded   400, code context_length_exceeded
@@ -97,7 +97,7 @@ class NativeUnavailable(StartupError):
 
 
 class EngineFailed(StartupError):
-    """The engine process ended before it was ready, for a reason that has no name of its own: it may pass."""
+    """The engine process ended before it was ready or soon after; a reason without a name of its own may pass."""
 
     reason = "EngineFailed"
     exit_code = 1

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from paceline_server.config import parse
+from paceline_server.engine import restarts
 from paceline_server.engine.client import EngineClient
 from paceline_server.engine.interface import FinishReason, GenerationRequest
 from paceline_server.engine.status import StartupPhase
@@ -149,6 +150,18 @@ async def test_an_engine_that_hangs_while_it_ends_loses_its_requests_at_once_and
         await until(lambda: client.restarts == 1)
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+async def test_an_engine_that_requests_kill_again_and_again_ends_the_supervisor(monkeypatch):
+    monkeypatch.setattr(restarts, "_MAX_SHORT_LIVES", 2)
+    monkeypatch.setattr(restarts, "_BACKOFF_SECONDS", 0.0)
+    async with running_client(load="SlowRunner.execute = lambda *_: os._exit(7)") as (client, supervisor):
+        for _ in range(2):
+            await until(lambda: client.status.ready)
+            with pytest.raises(EngineLost):
+                await collect(client, request())
+        with pytest.raises(EngineFailed, match=r"2 times in a row .* exit code 7"):
+            await supervisor
 
 
 async def test_a_start_that_fails_ends_the_supervisor_with_the_engines_own_reason():

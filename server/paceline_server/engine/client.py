@@ -1,8 +1,8 @@
 """The gateway's end: starts the engine process, keeps it alive, and turns frames into one stream per request.
 
 `cli` runs `EngineClient.supervise` beside the gateway. An engine that dies after it was ready is started again, its
-requests end with `EngineLost`, and `status` is not ready meanwhile. An engine that cannot start ends the server with
-the reason.
+requests end with `EngineLost`, and `status` is not ready meanwhile. An engine that cannot start, or dies soon after
+each start (`restarts`), ends the server with the reason.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from paceline_server.engine.interface import (
     PrefixList,
     TokenOutput,
 )
+from paceline_server.engine.restarts import LASTING_SECONDS, Restarts
 from paceline_server.engine.status import EngineStats, EngineStatus, StartupPhase
 from paceline_server.engine.streams import Items, Streams, embedding, prefix_list, refusal, tokens
 from paceline_server.engine.wire import (
@@ -48,12 +49,11 @@ from paceline_server.errors import (
     STARTUP_ERRORS,
     EngineFailed,
     EngineUnavailable,
+    StartupError,
 )
 
 log = logging.getLogger("paceline.client")
 
-_MAX_FAILED_RESTARTS = 5
-_BACKOFF_SECONDS = 1.0
 _RETRY_AFTER_SECONDS = 5.0
 
 
@@ -73,7 +73,7 @@ class EngineClient:
         self._streams = Streams()
         self._phases: dict[str, StartupPhase] = {}
         self._failure: Failed | None = None
-        self._ready = False
+        self._ready_since: float | None = None
         self._last_sign: float | None = None
         self._info: ModelInfo | None = None
         self._stats = EngineStats()
@@ -82,14 +82,15 @@ class EngineClient:
     @property
     def status(self) -> EngineStatus:
         """How the engine is now."""
-        if self._ready:
+        ready = self._ready_since is not None
+        if ready:
             reason, message = "Ready", "the engine serves"
         elif self._info is not None:
             reason, message = "EngineRestarting", "the engine process was lost and is being started again"
         else:
             reason, message = "Loading", "the engine starts"
-        age = monotonic() - self._last_sign if self._ready and self._last_sign is not None else None
-        return EngineStatus(self._ready, reason, message, tuple(self._phases.values()), age)
+        age = monotonic() - self._last_sign if ready and self._last_sign is not None else None
+        return EngineStatus(ready, reason, message, tuple(self._phases.values()), age)
 
     @property
     def stats(self) -> EngineStats:
@@ -110,14 +111,15 @@ class EngineClient:
         """Start the engine and keep it running until cancelled; the process is gone when this returns.
 
         Raises:
-            StartupError: the first start failed, or several restarts in a row.
+            StartupError: the first start failed, or several in a row failed or served for a short time only.
         """
-        failures = 0
+        restarts = Restarts()
         while True:
-            failures = 0 if await self._run_once() else failures + 1
-            self._raise_if_hopeless(failures)
+            pause = restarts.pause_after(await self._run_once())
+            if pause is None:
+                raise self._why_hopeless(restarts.short_lives)
             self._restarts += 1
-            await asyncio.sleep(_BACKOFF_SECONDS * 2**failures if failures else 0.0)
+            await asyncio.sleep(pause)
 
     @asynccontextmanager
     async def stream(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[TokenOutput]]:
@@ -160,7 +162,7 @@ class EngineClient:
     ) -> AsyncIterator[Items]:
         """Send a request, and give out what comes back; leaving the context aborts it."""
         writer = self._writer
-        if not self._ready or writer is None:
+        if self._ready_since is None or writer is None:
             raise EngineUnavailable(
                 f"no engine is ready yet: {self.status.message}; try again", retry_after=_RETRY_AFTER_SECONDS
             )
@@ -178,8 +180,8 @@ class EngineClient:
         if under_way and self._writer is not None and not self._writer.is_closing():
             self._writer.write(encode(Abort(request_id, index)))
 
-    async def _run_once(self) -> bool:
-        """One life of the engine process, from start to death; returns whether it served."""
+    async def _run_once(self) -> float | None:
+        """One life of the engine process; returns for how many seconds it served, None where it never did."""
         self._phases = {}
         self._note(StartupPhase("start_engine"))
         self._failure = None
@@ -190,11 +192,11 @@ class EngineClient:
                 reader, self._writer = await asyncio.open_unix_connection(sock=ours)
                 self._writer.write(encode(Configure(self._config.model_dump_json(exclude={"tenants"}))))
                 await self._read(reader, begun)
-                was_ready = self._ready
+                served = None if self._ready_since is None else monotonic() - self._ready_since
             finally:
                 self._lose()
             await see_off(process)
-        return was_ready
+        return served
 
     async def _read(self, reader: asyncio.StreamReader, begun: float) -> None:
         decoder = Decoder()
@@ -221,7 +223,7 @@ class EngineClient:
                 self._note(phase)
             case Ready(info):
                 self._end_start_engine(begun)
-                self._info, self._ready = info, True
+                self._info, self._ready_since = info, monotonic()
                 described = _describe(info, self._config.engine.quantization)
                 log.info("ready after %.1f s: %s", monotonic() - begun, described)
             case Failed():
@@ -242,20 +244,23 @@ class EngineClient:
 
     def _lose(self) -> None:
         """Forget a process that says nothing more, ended or not; every open stream ends with an error."""
-        self._ready = False
+        self._ready_since = None
         self._stats = EngineStats()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
         self._streams.lose()
 
-    def _raise_if_hopeless(self, failures: int) -> None:
-        if self._info is not None and failures < _MAX_FAILED_RESTARTS:
-            return
+    def _why_hopeless(self, short_lives: int) -> StartupError:
+        """Why the engine is not started again: its own words, or how the process ended."""
         if self._failure is not None:
-            raise STARTUP_ERRORS.get(self._failure.reason, EngineFailed)(self._failure.message)
+            return STARTUP_ERRORS.get(self._failure.reason, EngineFailed)(self._failure.message)
         assert self._process is not None
-        raise EngineFailed(f"the engine process ended while starting: {describe_exit(self._process.returncode)}")
+        end = describe_exit(self._process.returncode)
+        if short_lives == 1:
+            return EngineFailed(f"the engine process ended while starting: {end}")
+        served = f"before it had served for {LASTING_SECONDS:.0f} s"
+        return EngineFailed(f"the engine process ended {short_lives} times in a row {served}; the last time: {end}")
 
 
 def _describe(info: ModelInfo, quantization: str | None) -> str:
