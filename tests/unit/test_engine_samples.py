@@ -68,6 +68,19 @@ def test_the_answers_share_the_prompts_full_blocks_and_copy_the_last_one():
     assert [copy.kind for copy in runner.batches[1].copies] == [CopyKind.WITHIN] * 3
 
 
+def test_a_request_for_several_answers_waits_as_one_and_until_the_first_of_them_runs():
+    core, _ = make_core(batch=2)
+    core.submit(request("a", n=16))
+    assert core.stats().waiting == 1
+    core.step()
+    assert (core.stats().running, core.stats().waiting) == (1, 0), "the others wait for the prompt"
+    core.step()
+    assert (core.stats().running, core.stats().waiting) == (2, 0), "the others wait for slots"
+    core.submit(request("b", n=16))
+    core.submit(request("c", n=1))
+    assert core.stats().waiting == 2
+
+
 def test_sample_i_is_drawn_with_the_seed_plus_i():
     seeds = [one.sampling.seed for one in split(request(sampling=SamplingParams(seed=(1 << 63) - 1)))]
     assert seeds == [(1 << 63) - 1, 0, 1]

@@ -22,7 +22,7 @@ from paceline_server.engine.memory import make_tables
 from paceline_server.engine.offload import BlockFiles, FileTraffic
 from paceline_server.engine.pacing import Pacer
 from paceline_server.engine.policies import tpot_targets, ttft_targets, waiting_line
-from paceline_server.engine.samples import SampleGroups, split
+from paceline_server.engine.samples import SampleGroups, num_waiting, split
 from paceline_server.engine.scheduler import Scheduled, SchedulerLimits
 from paceline_server.engine.sequence import Sequence
 from paceline_server.engine.status import EngineStats
@@ -178,7 +178,7 @@ class EngineCore:
         scheduler, tables, tier = self.scheduler, self.scheduler.tables.totals, self.scheduler.tables.tier
         oldest = scheduler.waiting.oldest_arrival
         return EngineStats(
-            waiting=len(scheduler.waiting) + self._samples.num_held,
+            waiting=self._num_waiting(),
             running=len(scheduler.running),
             waiting_tokens=scheduler.waiting.num_tokens,
             kv_usage=1.0 - scheduler.blocks.num_free / scheduler.blocks.num_blocks,
@@ -198,6 +198,10 @@ class EngineCore:
             stage_seconds=dict(self._stage_seconds),
             step_costs=self._step_costs(),
         )
+
+    def _num_waiting(self) -> int:
+        waiting, running = self.scheduler.waiting, self.scheduler.running
+        return num_waiting(waiting, running) if len(self._samples) else len(waiting)
 
     def _step_costs(self) -> dict[str, float]:
         if not self.step_time.known:

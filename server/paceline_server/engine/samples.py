@@ -45,6 +45,12 @@ def split(request: GenerationRequest) -> list[GenerationRequest]:
     ]
 
 
+def num_waiting(waiting: Iterable[Sequence], running: Iterable[Sequence]) -> int:
+    """How many requests wait: those of which nothing runs, each counted once, however many of its answers wait."""
+    names = {sequence.group or sequence.request_id for sequence in waiting}
+    return len(names.difference(sequence.group for sequence in running))
+
+
 class SampleGroups:
     """The requests under way that ask for more than one answer."""
 
@@ -54,11 +60,6 @@ class SampleGroups:
 
     def __len__(self) -> int:
         return len(self._groups)
-
-    @property
-    def num_held(self) -> int:
-        """Samples that have not entered the line."""
-        return sum(len(group.held) for group in self._groups.values())
 
     def open(self, request_id: str, samples: list[Sequence]) -> None:
         """Take up a request whose first sample has entered the line."""

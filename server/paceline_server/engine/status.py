@@ -43,8 +43,8 @@ class EngineStats:
     """Gauges and totals since the engine's start, sent with every step.
 
     Attributes:
-        waiting: requests not yet scheduled for the first time, or preempted.
-        running: requests that hold KV blocks.
+        waiting: requests not yet scheduled for the first time, or preempted; none that has another answer running.
+        running: answers that hold KV blocks.
         waiting_tokens: prompt tokens of those that wait.
         kv_usage: share of the pool's blocks in use by running sequences, 0..1.
         batch_sequences, batch_tokens: what the last step held.
