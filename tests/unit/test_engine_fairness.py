@@ -1,8 +1,9 @@
-"""Between tenants the line `slo` goes by what they have used, and keeps the last slots for those that hold little."""
+"""Between tenants a line goes by what they have used, and `slo` keeps the last slots for those that hold little."""
 
 import pytest
 from waiting_lines import fill, line_of, sequence
 
+from paceline_server.engine.fair_line import FairLine
 from paceline_server.engine.fairness import CREDIT, INPUT_COST, QUANTUM, Slots, TokenCounters
 from paceline_server.engine.interface import Tier
 
@@ -180,3 +181,23 @@ def test_slo_forgets_idle_tenants_when_there_are_very_many():
         counters.forget_idle(lambda tenant: tenant == "7")
     assert len(counters._used) < 5_000
     assert counters.used("7") == 1.0
+
+
+def test_of_very_many_tenants_that_embed_the_one_that_comes_last_is_not_served_alone():
+    line = FairLine(
+        name=lambda text: f"{text[0]} {text[1]}",
+        size=lambda text: text[2],
+        arrival=lambda text: 0.0,
+        share=lambda text: (text[0], 1.0),
+    )
+    line.push(("old", "past", 1_000_000))
+    line.take(0.0)
+    line.push(("old", "next", 0))
+    for number in range(5_000):
+        tenant = str(number)
+        line.push((tenant, "first", 2 * CREDIT))
+        line.push((tenant, "second", 2 * CREDIT))
+        assert line.take(0.0) == (tenant, "first", 2 * CREDIT)
+        assert line.take(0.0) == ("old", "next", 0)
+        line.push(("old", "next", 0))
+        line.remove(f"{tenant} second")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from paceline_server.engine.dynamic import FifoLine
-from paceline_server.engine.fairness import CREDIT, TokenCounters
+from paceline_server.engine.fairness import TokenCounters
 
 Item = TypeVar("Item")
 
@@ -56,8 +56,8 @@ class FairLine(Generic[Item]):
         """Add a newcomer; a tenant of which nothing waited is lifted to those that wait."""
         tenant, _ = self._share(item)
         if tenant not in self._lines:
-            self._counters.lift(tenant, min(map(self._counters.used, self._lines), default=self._floor) - CREDIT)
-            self._counters.forget_idle(self._lines.__contains__)
+            smallest = min(map(self._counters.used, self._lines), default=self._floor)
+            self._counters.enter(tenant, smallest, self._lines.__contains__)
         self._line(tenant).push(item)
         self._tenants[self._name(item)] = tenant
 

@@ -60,6 +60,16 @@ class TokenCounters:
         """
         self._used[tenant] = self.used(tenant) + cost / weight
 
+    def enter(self, tenant: str, floor: float, waits: Callable[[str], bool]) -> None:
+        """Something of a tenant comes of which nothing waited: it is lifted to those that wait, less the credit.
+
+        Args:
+            floor: the smallest counter of those that wait.
+            waits: whether something of a tenant waits.
+        """
+        self.lift(tenant, floor - CREDIT)
+        self.forget_idle(lambda name: name == tenant or waits(name))
+
     def lift(self, tenant: str, floor: float) -> None:
         """Raise a counter that is below `floor` to it."""
         if self.used(tenant) < floor:
