@@ -112,6 +112,27 @@ def test_what_the_prefix_cache_holds_is_not_expected_to_take_time():
     assert core.admission.last_forecast < 0.04
 
 
+def share_a_prefix(core, machine, **limits):
+    """Run requests that begin with the same 50 blocks, each to the limit that is given under its name."""
+    for number, (name, limit) in enumerate(limits.items()):
+        core.submit(GenerationRequest(name, (48,) * 200 + (number,), limit, ignore_eos=True))
+        first_token_after(core, machine, name)
+
+
+def test_the_forecast_counts_no_block_that_a_newcomer_finds_held_by_others():
+    core, machine = make_core(admission="none", num_blocks=80)
+    share_a_prefix(core, machine, a=100)
+    core.submit(GenerationRequest("b", (48,) * 200 + (9,), 10, ignore_eos=True))
+    assert core.admission.last_forecast == pytest.approx(first_token_after(core, machine, "b"), rel=0.15)
+
+
+def test_the_forecast_expects_no_block_of_a_sequence_that_others_go_on_holding():
+    core, machine = make_core(admission="none", num_blocks=73)
+    share_a_prefix(core, machine, a=40, b=90)
+    core.submit(request("c", 88))
+    assert core.admission.last_forecast == pytest.approx(first_token_after(core, machine, "c"), rel=0.2)
+
+
 def test_a_request_that_would_miss_its_target_is_refused_with_the_time_after_which_it_would_not():
     core, machine = make_core(batch=2)
     for name in "ab":
@@ -190,7 +211,7 @@ def test_errors_of_one_kind_correct_the_forecast_of_their_tier_within_bounds():
     for tokens in range(1, 9):
         shape = StepShape(tokens, tokens, prefills=True)
         model.observe(shape, 0.01 * tokens)
-    forecast, room = Forecast(model), Room(4, 100, 16, 64)
+    forecast, room = Forecast(model), Room(4, 100, 16, 64, left_by=lambda _: 1)
     before = forecast.seconds(Newcomer(Tier.STANDARD, 10, 1, EMPTY), (), room)
     for _ in range(200):
         said = forecast.seconds(Newcomer(Tier.STANDARD, 10, 1, EMPTY), (), room)
@@ -228,30 +249,29 @@ def test_the_length_to_come_is_the_mean_of_the_longer_answers():
     assert (lengths.remaining(0), lengths.cut_share) == (5, 0.0)
 
 
-def running(count, max_tokens, generated=0, blocks=3):
+def running(count, max_tokens, generated=0):
     made = []
     for index in range(count):
         one = Sequence(GenerationRequest(str(index), (1, 2), max_tokens), 0.0, max_tokens)
         one.token_ids += [1] * generated
-        one.block_table = list(range(blocks))
         made.append(one)
     return made
 
 
 def test_answers_that_go_to_their_limits_leave_in_that_order():
     sequences = [running(1, limit)[0] for limit in (90, 10, 50)]
-    departures = Departures(OutputLengths(), sequences)
-    assert [departures.steps_until(count, 0) for count in (0, 1, 2, 3)] == [0, 10, 50, 90]
-    assert departures.steps_until(0, 4) == 10
-    assert departures.steps_until(0, 5) == 50
+    slots = Departures(OutputLengths(), sequences, lambda _: 1)
+    assert [slots.steps_until(count) for count in (0, 1, 2, 3)] == [0, 10, 50, 90]
+    blocks = Departures(OutputLengths(), sequences, lambda _: 4)
+    assert [blocks.steps_until(count) for count in (4, 5)] == [10, 50]
 
 
 def test_answers_that_end_by_themselves_leave_at_the_rate_of_their_mean_length():
     random, lengths = Random(6), OutputLengths()
     for _ in range(256):
         lengths.observe(1 + int(random.expovariate(1 / 100)), cut=False)
-    departures = Departures(lengths, running(50, 100_000, generated=20))
-    assert departures.steps_until(5, 0) == pytest.approx(5 * 100 / 50, rel=0.2)
+    departures = Departures(lengths, running(50, 100_000, generated=20), lambda _: 1)
+    assert departures.steps_until(5) == pytest.approx(5 * 100 / 50, rel=0.2)
 
 
 def test_a_rate_is_right_from_the_first_seconds_on_and_fades():

@@ -89,7 +89,7 @@ class Admission:
         newcomer = Newcomer(
             tier=sequence.request.tier,
             tokens=sequence.num_tokens - self._scheduler.tables.cached_tokens(sequence),
-            blocks=self._scheduler.blocks.blocks_for(sequence.num_tokens),
+            blocks=self._blocks_taken_by(sequence),
             ahead=ahead,
             overtaking=sum(self._offered[tier].per_second(now) for tier in ahead.overtaken_by),
         )
@@ -134,6 +134,10 @@ class Admission:
             alone = self._forecast.seconds(Newcomer(tier, sequence.num_tokens, 0, _NOTHING), (), self._room()) or 0.0
             yield max(self._targets[tier], _OWN_PROMPT_FACTOR * alone), self._forecast.margin(tier)
 
+    def _blocks_taken_by(self, sequence: Sequence) -> int:
+        blocks, prefix = self._scheduler.blocks, self._scheduler.tables.cached_blocks(sequence)
+        return blocks.blocks_for(sequence.num_tokens) - blocks.num_held(prefix)
+
     def _room(self) -> Room:
         scheduler = self._scheduler
         running = len(scheduler.running)
@@ -144,4 +148,5 @@ class Admission:
             blocks=scheduler.blocks.num_free - running,
             block_size=scheduler.blocks.block_size,
             chunk=self._pacer.prefill_tokens(decoding, 0, budget),
+            left_by=lambda one: scheduler.blocks.num_freed_by(one.block_table) + 1,
         )

@@ -122,6 +122,10 @@ class BlockManager:
         """Blocks that could still be handed out after the given cached ones were held."""
         return len(self._free) - sum(1 for block in blocks if self._references[block] == 0)
 
+    def num_held(self, blocks: Iterable[int]) -> int:
+        """How many of the given blocks somebody holds."""
+        return sum(1 for block in blocks if self._references[block] > 0)
+
     def num_freed_by(self, blocks: Iterable[int]) -> int:
         """Blocks of a sequence's table that nobody else holds: releasing it would free them."""
         return sum(1 for block in blocks if self._references[block] == 1)

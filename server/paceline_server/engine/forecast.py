@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil, exp, log
@@ -78,7 +78,7 @@ class OutputLengths:
 
 
 class Departures:
-    """When sequences will have finished, and what they leave behind.
+    """When sequences will have finished, and what they leave behind: slots, or blocks.
 
     An answer either goes on to its limit, which is known, or ends by itself: then at any step with the same chance,
     one over the mean of what is still to come. The shares of the two are those of the latest answers. The place of one
@@ -86,33 +86,30 @@ class Departures:
 
     Args:
         running: those that may finish.
+        left_by: what comes free with one of them.
     """
 
-    def __init__(self, lengths: OutputLengths, running: Iterable[Sequence]) -> None:
+    def __init__(self, lengths: OutputLengths, running: Iterable[Sequence], left_by: Callable[[Sequence], int]) -> None:
         cut = lengths.cut_share
-        self._jumps: list[tuple[int, float, float]] = []  # steps until a limit; slots and blocks that come free then
-        self._rates = (0.0, 0.0)  # slots and blocks a step
+        self._jumps: list[tuple[int, float]] = []  # steps until a limit, and what comes free then
+        self._rate = 0.0  # comes free a step
         for sequence in running:
-            held = len(sequence.block_table) + 1  # its part of the reserve comes free as well
-            self._jumps.append((sequence.max_tokens - sequence.num_output, cut, cut * held))
-            chance = (1.0 - cut) / lengths.remaining(sequence.num_output)
-            self._rates = (self._rates[0] + chance, self._rates[1] + chance * held)
+            left = left_by(sequence)
+            self._jumps.append((sequence.max_tokens - sequence.num_output, cut * left))
+            self._rate += (1.0 - cut) * left / lengths.remaining(sequence.num_output)
         self._jumps.sort()
 
-    def steps_until(self, slots: int, blocks: int) -> float:
+    def steps_until(self, wanted: int) -> float:
         """Steps until so much is expected to have come free; 0 where nothing runs."""
-        return max(self._steps(0, slots), self._steps(1, blocks))
-
-    def _steps(self, what: int, wanted: float) -> float:
         if wanted <= 0 or not self._jumps:
             return 0.0
-        rate, jumped = self._rates[what], 0.0
-        for jump in self._jumps:
-            if rate > 0.0 and (wanted - jumped) / rate <= jump[0]:
+        rate, jumped = self._rate, 0.0
+        for steps, jump in self._jumps:
+            if rate > 0.0 and (wanted - jumped) / rate <= steps:
                 return (wanted - jumped) / rate
-            jumped += jump[1 + what]
-            if jumped + rate * jump[0] >= wanted:
-                return jump[0]
+            jumped += jump
+            if jumped + rate * steps >= wanted:
+                return steps
         if rate > 0.0:
             return (wanted - jumped) / rate
         return self._jumps[-1][0] * wanted / jumped
@@ -171,7 +168,7 @@ class Newcomer:
 
     Attributes:
         tokens: of its prompt, those found in the prefix cache taken off.
-        blocks: that it takes from the pool.
+        blocks: that it takes from the free ones; those of its prefix that somebody holds are no such ones.
         ahead: what goes before it in the waiting line.
         overtaking: requests per second that will come later and go before it.
     """
@@ -185,19 +182,21 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the engine has free.
+    """What the engine has free, and will have.
 
     Attributes:
         slots: sequences that may still enter.
         blocks: KV blocks that may still be handed out, the reserve of those that run taken off.
         block_size: tokens in a block.
         chunk: prompt tokens that a step computes now.
+        left_by: blocks that come free with a running sequence, its part of the reserve included.
     """
 
     slots: int
     blocks: int
     block_size: int
     chunk: int
+    left_by: Callable[[Sequence], int]
 
 
 class Forecast:
@@ -267,6 +266,10 @@ class Forecast:
         """Steps until all ahead and the newcomer can have a slot and blocks."""
         slots = new.ahead.requests + 1 - room.slots
         blocks = new.blocks + ceil(new.ahead.tokens / room.block_size) + new.ahead.requests - room.blocks
-        if slots <= 0 and blocks <= 0:
-            return 0.0
-        return Departures(self.lengths, running).steps_until(slots, blocks)
+        return max(
+            self._steps_until(slots, running, lambda _: 1),
+            self._steps_until(blocks, running, room.left_by),
+        )
+
+    def _steps_until(self, wanted: int, running: list[Sequence], left_by: Callable[[Sequence], int]) -> float:
+        return Departures(self.lengths, running, left_by).steps_until(wanted) if wanted > 0 else 0.0
