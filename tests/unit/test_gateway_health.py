@@ -98,6 +98,7 @@ async def test_the_engines_numbers_are_there_under_both_names(folder: Path) -> N
         swapped_out_blocks=5,
         stage_seconds={"execute": 1.5},
         step_costs={"token": 3e-5},
+        predicted_ttft_seconds={"batch": 1.5},
     )
     async with served(FakeEngine(folder, stats=stats, restarts=1)) as server:
         response = await server.client.get("/metrics")
@@ -115,6 +116,7 @@ async def test_the_engines_numbers_are_there_under_both_names(folder: Path) -> N
         'paceline_startup_seconds{phase="load_weights"}': 1.0,
         'paceline_step_stage_seconds_total{stage="execute"}': 1.5,
         'paceline_step_cost_seconds{of="token"}': 3e-5,
+        'paceline_predicted_ttft_seconds{tier="batch"}': 1.5,
         'vllm:num_requests_waiting{model_name="tiny"}': 3,
         'vllm:num_requests_running{model_name="tiny"}': 2,
         'vllm:kv_cache_usage_perc{model_name="tiny"}': 0.5,

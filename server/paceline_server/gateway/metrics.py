@@ -6,7 +6,7 @@ operator's adapter reads some of them: docs/reference/metrics.md and tests/contr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -150,6 +150,25 @@ def _gauges(stats: EngineStats) -> Iterable[Metric]:
         ("paceline_batch_tokens", "Tokens in the last step", stats.batch_tokens),
     ):
         yield GaugeMetricFamily(name, about, value=float(value))
+    yield _labelled(
+        "paceline_predicted_ttft_seconds",
+        "Forecast of the time to the first token of a short request that comes now",
+        "tier",
+        stats.predicted_ttft_seconds,
+    )
+    yield _labelled(
+        "paceline_step_cost_seconds",
+        "What a step takes by itself, by token, and by pair of tokens",
+        "of",
+        stats.step_costs,
+    )
+
+
+def _labelled(name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
+    gauge = GaugeMetricFamily(name, about, labels=[label])
+    for of, value in values.items():
+        gauge.add_metric([of], value)
+    return gauge
 
 
 def _counters(stats: EngineStats) -> Iterable[Metric]:
@@ -166,12 +185,6 @@ def _counters(stats: EngineStats) -> Iterable[Metric]:
     for stage, seconds in stats.stage_seconds.items():
         stages.add_metric([stage], seconds)
     yield stages
-    costs = GaugeMetricFamily(
-        "paceline_step_cost_seconds", "What a step takes by itself, by token, and by pair of tokens", labels=["of"]
-    )
-    for part, seconds in stats.step_costs.items():
-        costs.add_metric([part], seconds)
-    yield costs
 
 
 def _swaps(engine: Engine) -> Iterable[Metric]:
