@@ -71,7 +71,7 @@ class StepScheduler(Protocol):
         ...
 
     def schedule(self, now: float) -> list[Scheduled]:
-        """Decide the next step; empty only where nothing waits or runs."""
+        """Decide the next step; empty only where nothing waits or runs, or all that waits does so for the disk."""
         ...
 
     def update(self, plan: list[Scheduled], sampled: list[int | None]) -> list[TokenOutput]:

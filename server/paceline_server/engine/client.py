@@ -128,6 +128,7 @@ class EngineClient:
         Raises:
             EngineUnavailable: on entry, where no engine is ready.
             EngineLost: while iterating, where the engine died.
+            InvalidRequest: while iterating, where the engine can never serve it.
             Overloaded: while iterating, where the engine says that it would be too late.
             DeadlineExceeded: while iterating, where the request's timeout was over before its first token.
         """
@@ -140,6 +141,7 @@ class EngineClient:
         Raises:
             EngineUnavailable: no engine is ready.
             EngineLost: the engine died meanwhile.
+            InvalidRequest: the engine can never serve it.
             DeadlineExceeded: the request's timeout was over before its last text was embedded.
         """
         async with self._submitted(request.request_id, Embed(request)) as items:

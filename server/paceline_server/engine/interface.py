@@ -237,6 +237,7 @@ class Engine(Protocol):
         Raises:
             EngineUnavailable: on entry, where no engine is ready.
             EngineLost: while iterating, where the engine died.
+            InvalidRequest: while iterating, where the engine can never serve it.
             Overloaded: while iterating, where the engine says that it would be too late.
             DeadlineExceeded: while iterating, where the request's timeout was over before its first token.
         """
@@ -248,6 +249,7 @@ class Engine(Protocol):
         Raises:
             EngineUnavailable: no engine is ready.
             EngineLost: the engine died meanwhile.
+            InvalidRequest: the engine can never serve it.
             DeadlineExceeded: the request's timeout was over before its last text was embedded.
         """
         ...

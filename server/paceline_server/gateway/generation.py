@@ -86,6 +86,7 @@ async def generate(
     Raises:
         EngineUnavailable: no engine is ready.
         EngineLost: the engine died on the way.
+        InvalidRequest: the engine can never serve it.
         Overloaded: the engine says that it would be too late.
         DeadlineExceeded: the request's time was over before its first token.
     """
