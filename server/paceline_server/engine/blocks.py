@@ -1,9 +1,9 @@
 """The paged KV cache's bookkeeping: which block belongs to whom, and which blocks hold reusable prefixes.
 
-Integers only; the tensors live in the runner. The scheduler calls it, nothing else does. A block is in one of three
-states: *held* (reference count >= 1), *cached* (count 0, its content still indexed by its hash, evictable) or *blank*
-(count 0, content worthless). Cached and blank blocks form one list in least-recently-used order, linked through
-arrays so that taking a cached block out of its middle is O(1).
+Integers only; the tensors live in the runner. `tables` hands them out, and `request_level` its scratch; `admission`,
+`urgency` and `core` count. A block is in one of three states: *held* (reference count >= 1), *cached* (count 0, its
+content still indexed by its hash, evictable) or *blank* (count 0, content worthless). Cached and blank blocks form one
+list in least-recently-used order, linked through arrays so that taking a cached block out of its middle is O(1).
 
 Prefix caching follows the chained block hash of vLLM's automatic prefix caching: a full block is known by the digest
 of its predecessor's digest and its own tokens, so equal digests mean equal prefixes.

@@ -1,6 +1,6 @@
 """The step loop: schedule ▸ execute ▸ update.
 
-`process` drives it in the engine process; tests and benchmarks drive it directly. Single-threaded: requests are added
+`loop` drives it in the engine process; tests and benchmarks drive it directly. Single-threaded: requests are added
 and aborted between steps, so nothing needs a lock.
 """
 

@@ -1,7 +1,7 @@
 """One request on its way through the engine: its tokens, how far its KV is computed, and the blocks it holds.
 
-The scheduler changes sequences; nothing else does. There is no prefill or decode state: a sequence simply has
-`num_computed` tokens chasing `num_tokens`.
+The schedulers change sequences, and what they ask: `tables`, `preference`, `offload`. There is no prefill or decode
+state: a sequence simply has `num_computed` tokens chasing `num_tokens`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a validated model's complaints to one error for the client. Called by `chat` and `completions`.
+"""From a validated model's complaints to one error for the client. Called by `reception`.
 
 OpenAI's error object has room for one `param`: it is the top-level field of the first mistake. The message names every
 mistake (up to a bound) with its full path and never repeats more of the input than a short scalar.

@@ -1,4 +1,4 @@
-"""Bodies as JSON objects, read strictly: what two parsers could read differently is refused. Called by `service`.
+"""Bodies as JSON objects, read strictly: what two parsers could read differently is refused. Called by `reception`.
 
 RFC 8259 leaves duplicate names, huge numbers and lone surrogates to the reader, and Python's parser accepts NaN
 besides. A request that means one thing to a proxy and another to us is a hole, so all of these are errors.

@@ -1,7 +1,7 @@
 """How urgent a request is: its tier, its priority and its deadline, from what the client and the configuration say.
 
-Pure. Called by `service` between the check of the fields and the engine. A deadline counts from the request's arrival
-here: reading a slow body and tokenising a long prompt are part of what the client waits for.
+Pure. Called by `service` and `embeddings` between the check of the fields and the engine. A deadline counts from the
+request's arrival here: reading a slow body and tokenising a long prompt are part of what the client waits for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Downloads a model from the Hugging Face hub into the store, whole or not at all. Called by `runner.load`.
+"""Downloads a model from the Hugging Face hub into the store, whole or not at all. Called by `phases`.
 
 Only what a server reads is taken: safetensors weights, JSON, the tokenizer's files and the chat template. Pickles and
 Python files stay on the hub.

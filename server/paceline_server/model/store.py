@@ -2,7 +2,7 @@
 
 The model store is a folder of `ORG/NAME` folders (`ORG/NAME@REVISION` where a revision is pinned), each as transformers
 writes it. What the store lacks is fetched into it; how, is the caller's affair (`hub.download`). Free of torch and of
-the hub's client: `runner.load` and the demo's script call it.
+the hub's client: `phases.find_model`, `cli` and the demo's script call it.
 """
 
 from __future__ import annotations
