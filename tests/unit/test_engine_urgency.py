@@ -10,7 +10,7 @@ from paceline_server.engine.core import EngineCore
 from paceline_server.engine.interface import FinishReason, GenerationRequest, Tier
 from paceline_server.engine.scheduler import SchedulerLimits
 from paceline_server.engine.testing import FakeRunner, expected_tokens, model_info
-from paceline_server.engine.urgency import MAX_YIELDS
+from paceline_server.engine.urgency import MAX_YIELDS, cheapest_victims
 
 STEP = 0.01
 TTFT = 0.1  # seconds, of the interactive tier
@@ -222,6 +222,13 @@ def test_nobody_makes_room_where_the_urgent_one_fits():
     engine.run(10)
     assert "urgent" in engine.first
     assert engine.yields == {}
+
+
+def test_no_block_of_others_is_counted_where_the_urgent_one_fits(monkeypatch):
+    scheduler = full_pool([82, 66], spare=6).core.scheduler
+    urgent = sequence("urgent", prompt=40, tier=Tier.INTERACTIVE)
+    monkeypatch.setattr(scheduler.blocks, "num_freed_by", None)
+    assert cheapest_victims(urgent, scheduler.running, scheduler.tables, 3, 192) == []
 
 
 def test_of_those_whose_blocks_are_enough_the_one_yields_that_has_least_to_compute_anew():

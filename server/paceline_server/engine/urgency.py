@@ -54,6 +54,8 @@ def cheapest_victims(
     prefix = tables.cached_blocks(urgent)
     fresh = tables.blocks.blocks_for(urgent.num_tokens) - len(prefix)
     missing = fresh + len(running) - tables.blocks.num_free_without(prefix)
+    if missing <= 0 and len(running) < max_running:  # to count the candidates' blocks is the dear part
+        return []
     held = Counter(one.request.tenant for one in running)
     candidates = [
         _Candidate(one, tables.preemption_cost(one), _freed(one, prefix, tables) + 1)
