@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline_server.engine import sequence
 from paceline_server.engine.batch import CopyKind, SamplingParams
 from paceline_server.engine.batchers import Batcher, Batching
+from paceline_server.engine.blocks import chain_hash
 from paceline_server.engine.core import EngineCore
 from paceline_server.engine.interface import FinishReason, GenerationRequest
 from paceline_server.engine.samples import split
@@ -66,6 +68,18 @@ def test_the_answers_share_the_prompts_full_blocks_and_copy_the_last_one():
     assert len({tuple(table[:3]) for table in tables}) == 1, "three shared blocks"
     assert len({table[3] for table in tables}) == 4, "each writes to a block of its own"
     assert [copy.kind for copy in runner.batches[1].copies] == [CopyKind.WITHIN] * 3
+
+
+def test_the_blocks_of_a_prompt_are_hashed_once_for_all_its_answers(monkeypatch):
+    hashed = []
+    monkeypatch.setattr(
+        sequence, "chain_hash", lambda parent, tokens: hashed.append(tuple(tokens)) or chain_hash(parent, tokens)
+    )
+    core, _ = make_core(batch=8)
+    core.submit(request(n=8, max_tokens=6))
+    run(core)
+    blocks = [tuple(PROMPT[start : start + 4]) for start in (0, 4, 8)]
+    assert [hashed.count(block) for block in blocks] == [1, 1, 1]
 
 
 def test_a_request_for_several_answers_waits_as_one_and_until_the_first_of_them_runs():

@@ -63,8 +63,11 @@ class SampleGroups:
 
     def open(self, request_id: str, samples: list[Sequence]) -> None:
         """Take up a request whose first sample has entered the line."""
+        first, *others = samples
+        for sample in others:
+            sample.take_digests_of(first)
         ids = {index: sample.request_id for index, sample in enumerate(samples)}
-        self._groups[request_id] = _Group(ids, samples[1:])
+        self._groups[request_id] = _Group(ids, others)
         self._places |= {sample: (request_id, index) for index, sample in ids.items()}
 
     def note(self, outputs: Iterable[TokenOutput]) -> tuple[list[TokenOutput], list[Sequence]]:

@@ -146,6 +146,12 @@ class Sequence:
             queue_seconds=started - self.arrival,
         )
 
+    def take_digests_of(self, other: Sequence) -> None:
+        """Know what another answer to the same prompt has computed of its digests, before it has any output."""
+        assert self.root == other.root, "digests under another root"
+        assert not other.num_output, "digests of another answer's output"
+        self._digests = list(other._digests)
+
     def digests(self, count: int, block_size: int) -> list[bytes]:
         """Chained digests of the first `count` full blocks, computed once."""
         while len(self._digests) < count:
