@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from paceline_operator.cluster import Delete, Manifest, Observed
 from paceline_operator.ownership import identity, is_alive, is_ours
+from paceline_operator.pods import has_ended
 
 
 def find_leftovers(uid: str, desired: Iterable[Manifest], observed: Observed) -> tuple[Delete, ...]:
@@ -26,9 +27,9 @@ def find_leftovers(uid: str, desired: Iterable[Manifest], observed: Observed) ->
 
 
 def _mounted_config_maps(observed: Observed) -> Iterator[str]:
-    """Of all pods, those on their way out too, and of the templates that more pods may be made from."""
+    """Of all pods that have not ended, those on their way out too, and of templates that more pods may be made from."""
     templates = (one["spec"]["template"] for one in observed.replica_sets if one["spec"].get("replicas", 1))
-    for pod in (*observed.pods, *templates):
+    for pod in (*(pod for pod in observed.pods if not has_ended(pod)), *templates):
         for volume in pod["spec"].get("volumes", ()):
             if "configMap" in volume:
                 yield volume["configMap"]["name"]

@@ -34,13 +34,18 @@ class Census:
 def take_census(pods: tuple[Manifest, ...], revision: str) -> Census:
     """Count `pods` against `revision`."""
     staying = sorted((pod for pod in pods if not pod["metadata"].get("deletionTimestamp")), key=_age)
-    active = tuple(pod for pod in staying if _phase(pod) not in _ENDED_PHASES)
+    active = tuple(pod for pod in staying if not has_ended(pod))
     return Census(
         active=active,
         ready=tuple(pod for pod in active if is_ready(pod)),
         current=tuple(pod for pod in active if pod["metadata"].get("labels", {}).get(names.LABEL_REVISION) == revision),
         lost=tuple(pod for pod in staying if _phase(pod) == "Failed"),
     )
+
+
+def has_ended(pod: Manifest) -> bool:
+    """Whether the pod is only a record: evicted or failed, its containers have ended and are not started again."""
+    return _phase(pod) in _ENDED_PHASES
 
 
 def is_ready(pod: Manifest) -> bool:

@@ -68,6 +68,15 @@ async def test_the_configuration_of_a_lost_pod_stays_for_the_one_that_takes_its_
     assert kinds(await stage.reconcile(), Delete) == ["ConfigMap"]
 
 
+async def test_the_record_of_an_evicted_pod_keeps_no_configuration() -> None:
+    """It stays for days, and none of its containers is started again."""
+    stage, old, before = await changed_while_an_old_pod_runs()
+    old["status"] = {"phase": "Failed", "reason": "Evicted"}
+    stage.run_pods(old, make_pod(stage.deployment, "pod-new", ready=True))
+    await stage.reconcile()
+    assert before not in config_maps(stage)
+
+
 async def test_a_replica_set_that_is_only_history_keeps_no_configuration() -> None:
     stage, _, before = await changed_while_an_old_pod_runs()
     stage.cluster.replica_sets = [replica_set(stage.deployment, 0)]
