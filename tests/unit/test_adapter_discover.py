@@ -69,6 +69,14 @@ def test_a_terminating_pod_is_left_out() -> None:
     assert assign([service("a")], [leaving], NOW)[Key("default", "a")].pods == ()
 
 
+@pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
+def test_a_pod_that_has_ended_is_left_out(phase: str) -> None:
+    """Its record keeps an address, which a pod that runs may have been given since."""
+    record = pod("a", uid="record", phase=phase)
+    found = assign([service("a")], [record, pod("a", uid="runs")], NOW)
+    assert [p.uid for p in found[Key("default", "a")].pods] == ["runs"]
+
+
 def test_metrics_are_at_the_pods_address_and_the_servers_port() -> None:
     assert read_pod(pod("a"), 1800, NOW).metrics_url == "http://10.0.0.7:8000/metrics"
     assert read_pod(pod("a", podIP="fd00::7"), 1800, NOW).metrics_url == "http://[fd00::7]:8000/metrics"
@@ -100,11 +108,6 @@ def test_a_pod_that_backs_off_is_not_loading(reason: str) -> None:
 def test_a_pod_beyond_its_startup_budget_is_not_loading() -> None:
     assert read_pod(pod("a"), 60, NOW).loading
     assert not read_pod(pod("a"), 60, NOW + timedelta(seconds=1)).loading
-
-
-@pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
-def test_a_pod_that_has_ended_is_not_loading(phase: str) -> None:
-    assert not read_pod(pod("a", phase=phase), 1800, NOW).loading
 
 
 async def test_only_pods_that_the_operator_made_are_listed() -> None:

@@ -14,6 +14,8 @@ from typing import Any, Final
 from paceline_operator import names
 from paceline_operator.adapter.source import ObjectSource
 from paceline_operator.cluster import Key, Manifest
+from paceline_operator.ownership import is_alive
+from paceline_operator.pods import has_ended, is_ready
 from paceline_operator.spec import AutoscalingSpec, LLMServiceSpec
 
 SERVICES_PATH: Final = f"/apis/{names.API_VERSION}/{names.PLURAL}"
@@ -31,7 +33,10 @@ _STARTING_REASONS: Final = frozenset({"ContainerCreating", "PodInitializing"})
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod that serves, or will: terminating ones are left out, new requests no longer reach them.
+    """A pod that serves, or will.
+
+    Terminating ones are left out, new requests no longer reach them. So are those that have ended: an evicted pod stays
+    as a record for days, with an address that another pod may have by now.
 
     `metrics_url` is None while it has no address.
     """
@@ -68,7 +73,7 @@ def assign(services: Iterable[Manifest], pods: Iterable[Manifest], now: datetime
     for pod in pods:
         metadata = pod["metadata"]
         label = metadata.get("labels", {}).get(names.LABEL_SERVICE)
-        if label and "deletionTimestamp" not in metadata:
+        if label and is_alive(pod) and not has_ended(pod):
             by_label.setdefault((metadata["namespace"], label), []).append(pod)
     found = {}
     for service in services:
@@ -79,7 +84,7 @@ def assign(services: Iterable[Manifest], pods: Iterable[Manifest], now: datetime
 
 
 def read_service(service: Manifest, pods: Iterable[Manifest], now: datetime) -> ServicePods:
-    """Read a service's objective and the state of its pods. Also for callers that have found the pods themselves."""
+    """Read a service's objective and the state of its pods."""
     spec = service.get("spec", {})
     objective = spec.get("autoscaling", {}).get("ttftObjectiveSeconds", DEFAULT_TTFT_OBJECTIVE_SECONDS)
     startup_seconds = float(spec.get("startupSeconds", DEFAULT_STARTUP_SECONDS))
@@ -93,8 +98,7 @@ def read_pod(pod: Manifest, startup_seconds: float, now: datetime) -> Pod:
     a free GPU, or that crashes, is not loading: holding the replicas for its sake would keep it forever.
     """
     status = pod.get("status", {})
-    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ()))
-    placed = "nodeName" in pod.get("spec", {}) and status.get("phase") in ("Pending", "Running")
+    ready, placed = is_ready(pod), "nodeName" in pod.get("spec", {})
     started = datetime.fromisoformat(status.get("startTime") or pod["metadata"]["creationTimestamp"])
     young = (now - started).total_seconds() <= startup_seconds
     loading = placed and young and not ready and not _backs_off(status)
