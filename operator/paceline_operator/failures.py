@@ -1,7 +1,7 @@
 """What keeps a pod from serving, in the pod's own words. Pure; called by `status` for pods that are not ready.
 
-A pod says it in one of these places, looked at in this order: its containers (waiting, terminated, the last
-termination), its conditions (not scheduled), its phase (evicted), the events about it (a volume that does not mount).
+A pod says it in one of these places, looked at in this order: its phase (evicted), its containers (waiting, terminated,
+the last termination), its conditions (not scheduled), the events about it (a volume that does not mount).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Failure:
 def failure_of(pod: Manifest, startup_seconds: int, warnings: Iterable[Manifest] = ()) -> Failure | None:
     """Why this pod, which is not ready, does not get ready; None while nothing speaks against it."""
     failure = (
-        _container_failure(pod, startup_seconds)
+        _phase_failure(pod)
+        or _container_failure(pod, startup_seconds)
         or _scheduling_failure(pod)
-        or _phase_failure(pod)
         or _warned_failure(pod, warnings)
     )
     if failure is None:
@@ -136,6 +136,7 @@ def _scheduling_failure(pod: Manifest) -> Failure | None:
 
 
 def _phase_failure(pod: Manifest) -> Failure | None:
+    """Why the whole pod was ended, which is also why its containers have ended."""
     status = pod.get("status", {})
     if status.get("phase") != "Failed":
         return None

@@ -140,10 +140,11 @@ def test_a_pod_without_a_node_says_what_it_wants(message: str, reason: str) -> N
     assert failure_of(pod, 1800) == Failure(reason, f"pod pod-0: {message}")
 
 
-def test_an_evicted_pod_says_why() -> None:
-    """Reason and message of the pod's own status."""
-    pod = make_pod(DEPLOYMENT)
-    pod["status"] = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+@pytest.mark.parametrize("code", [0, 137])
+def test_an_evicted_pod_says_why(code: int) -> None:
+    """Reason and message of the pod's own status, and not that its container was killed for it."""
+    pod = make_pod(DEPLOYMENT, state=ended(code))
+    pod["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
     assert failure_of(pod, 1800) == Failure("Evicted", "pod pod-0: The node was low on resource: memory.")
 
 
