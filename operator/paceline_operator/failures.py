@@ -24,6 +24,7 @@ _LAST_WORDS: Final = re.compile(
 )
 # Waiting reasons that pass by themselves; all others are failures.
 _PATIENT: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
+_BACK_OFF: Final = "CrashLoopBackOff"  # the waiting reason that says nothing itself: the last termination does
 _IMAGE_REASONS: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
 _MESSAGE_LIMIT: Final = 1000  # characters: a condition is read by people, the log has the rest
 
@@ -73,18 +74,27 @@ def _container_failure(pod: Manifest, startup_seconds: int) -> Failure | None:
 
 
 def _one_container(container: dict[str, Any], startup_seconds: int) -> Failure | None:
+    """What stands against a container now. How it ended before counts until it has come up again."""
     state = container.get("state", {})
     waiting = state.get("waiting", {})
-    last = container.get("lastState", {}).get("terminated")
-    if waiting.get("reason") == "CrashLoopBackOff" or (waiting.get("reason", "") in _PATIENT and last):
-        return _termination(last, startup_seconds) if last else Failure(conditions.CRASHED, waiting.get("message", ""))
-    if waiting and waiting.get("reason", "") not in _PATIENT:
+    backs_off = waiting.get("reason") == _BACK_OFF
+    if not backs_off and waiting.get("reason", "") not in _PATIENT:
         return _waiting(waiting)
     if ended := state.get("terminated"):
-        return _termination(ended, startup_seconds) if ended.get("exitCode") else None
-    if last and not container.get("ready"):
+        is_done = container["name"] != names.CONTAINER and not ended.get("exitCode")
+        return None if is_done else _termination(ended, startup_seconds)
+    last = container.get("lastState", {}).get("terminated")
+    if last and not _has_come_up(container):
         return _termination(last, startup_seconds)
-    return None
+    return Failure(conditions.CRASHED, waiting.get("message", "")) if backs_off and not last else None
+
+
+def _has_come_up(container: dict[str, Any]) -> bool:
+    """Whether the container serves, or has served since its last start.
+
+    Only of the server `started` tells that: a container without a startup probe has started as soon as it runs.
+    """
+    return bool(container.get("ready") or (container["name"] == names.CONTAINER and container.get("started")))
 
 
 def _waiting(waiting: dict[str, Any]) -> Failure:

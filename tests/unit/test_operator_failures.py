@@ -64,6 +64,30 @@ def test_the_reason_stays_while_the_container_restarts(state: dict[str, Any]) ->
     assert failure.reason == "InvalidConfiguration"
 
 
+def test_a_termination_before_the_last_start_that_succeeded_is_history() -> None:
+    """The server came up again after its crash; that it is not ready today has another cause, such as its engine."""
+    assert read(ready=False, started=True, lastState=ended(137, reason="OOMKilled")) is None
+
+
+def test_a_container_that_runs_well_is_not_blamed_for_its_last_termination() -> None:
+    """The pod is not ready because of another one."""
+    assert read(ready=True, lastState=ended(1, "EngineFailed: x")) is None
+
+
+def test_the_latest_termination_is_the_one_that_counts() -> None:
+    """For a moment after it the container's state tells it, beside the one before."""
+    failure = read(state=ended(78, "InvalidConfiguration: x"), lastState=ended(137, reason="OOMKilled"))
+    assert failure is not None
+    assert failure.reason == "InvalidConfiguration"
+
+
+def test_a_server_that_ends_with_0_has_ended_all_the_same() -> None:
+    """So that the reason does not go for the moment before the back-off."""
+    failure = read(state=ended(0), lastState=ended(1, "EngineFailed: x"))
+    assert failure is not None
+    assert failure.reason == "Restarted"
+
+
 def test_a_pod_that_loads_has_no_failure() -> None:
     """Not ready yet is not broken."""
     assert read() is None
@@ -155,6 +179,15 @@ def test_an_init_container_of_the_overlay_fails_under_its_own_name() -> None:
     failure = failure_of(pod, 1800)
     assert failure is not None
     assert failure.message.startswith("pod pod-0: container fetch: ")
+
+
+@pytest.mark.parametrize(("state", "fails"), [({"running": {}}, True), (ended(0, reason="Completed"), False)])
+def test_an_init_container_has_failed_until_it_has_done_its_work(state: dict[str, Any], fails: bool) -> None:
+    """Without a startup probe it has started as soon as it runs, which proves nothing."""
+    pod = make_pod(DEPLOYMENT, state={"waiting": {"reason": "PodInitializing"}})
+    again = {"name": "fetch", "started": True, "ready": not fails, "state": state, "lastState": ended(2, "no route")}
+    pod["status"]["initContainerStatuses"] = [again]
+    assert (failure_of(pod, 1800) is not None) == fails
 
 
 def warning(pod: Manifest, reason: str, message: str, moment: str) -> Manifest:
