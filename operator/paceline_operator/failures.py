@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from paceline_operator import conditions, names
 from paceline_operator.cluster import Manifest
-from paceline_operator.pods import is_drain
+from paceline_operator.pods import is_drain, ready_changed_at
 from paceline_operator.vocabulary import in_words_of_the_spec
 
 # The server's last words: a reason in CamelCase (of several words, so that a log line's `INFO:` is none), a colon, a
@@ -25,6 +25,7 @@ _LAST_WORDS: Final = re.compile(
 # Waiting reasons that pass by themselves; all others are failures.
 _PATIENT: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
 _BACK_OFF: Final = "CrashLoopBackOff"  # the waiting reason that says nothing itself: the last termination does
+_KILLED: Final = (0, 143, 137)  # exit codes after the kubelet's SIGTERM: of a server that heeds it, and of others
 _IMAGE_REASONS: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
 _MESSAGE_LIMIT: Final = 1000  # characters: a condition is read by people, the log has the rest
 
@@ -35,6 +36,27 @@ class Failure:
 
     reason: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What tells a start that took too long from the end of a server that had served.
+
+    budget_seconds: how long a start may take.
+    ready_changed: when the pod last became ready or ceased to be, as Kubernetes writes times.
+    """
+
+    budget_seconds: int
+    ready_changed: str
+
+    def timed_out(self, ended: dict[str, Any]) -> bool:
+        """Whether this run took its whole budget and was never ready."""
+        seconds = _seconds(ended)
+        return seconds is not None and seconds >= self.budget_seconds and self.ready_changed <= ended["startedAt"]
+
+    def went_silent(self, ended: dict[str, Any]) -> bool:
+        """Whether this run was ready, and then not any more for some time before its end."""
+        return ended.get("startedAt", "") < self.ready_changed < ended.get("finishedAt", "")
 
 
 def failure_of(pod: Manifest, startup_seconds: int, warnings: Iterable[Manifest] = ()) -> Failure | None:
@@ -63,8 +85,9 @@ def _container_statuses(pod: Manifest) -> list[dict[str, Any]]:
 
 
 def _container_failure(pod: Manifest, startup_seconds: int) -> Failure | None:
+    start = _Start(startup_seconds, ready_changed_at(pod))
     for container in _container_statuses(pod):
-        failure = _one_container(container, startup_seconds)
+        failure = _one_container(container, start)
         if failure is None:
             continue
         if container["name"] == names.CONTAINER:
@@ -73,7 +96,7 @@ def _container_failure(pod: Manifest, startup_seconds: int) -> Failure | None:
     return None
 
 
-def _one_container(container: dict[str, Any], startup_seconds: int) -> Failure | None:
+def _one_container(container: dict[str, Any], start: _Start) -> Failure | None:
     """What stands against a container now. How it ended before counts until it has come up again."""
     state = container.get("state", {})
     waiting = state.get("waiting", {})
@@ -82,10 +105,10 @@ def _one_container(container: dict[str, Any], startup_seconds: int) -> Failure |
         return _waiting(waiting)
     if ended := state.get("terminated"):
         is_done = container["name"] != names.CONTAINER and not ended.get("exitCode")
-        return None if is_done else _termination(ended, startup_seconds)
+        return None if is_done else _termination(ended, start)
     last = container.get("lastState", {}).get("terminated")
     if last and not _has_come_up(container):
-        return _termination(last, startup_seconds)
+        return _termination(last, start)
     return Failure(conditions.CRASHED, waiting.get("message", "")) if backs_off and not last else None
 
 
@@ -105,7 +128,7 @@ def _waiting(waiting: dict[str, Any]) -> Failure:
     return Failure(reason, waiting.get("message") or reason)
 
 
-def _termination(ended: dict[str, Any], startup_seconds: int) -> Failure | None:
+def _termination(ended: dict[str, Any], start: _Start) -> Failure | None:
     """A container that ended: by the kernel, with its own last words, or at the hands of the kubelet.
 
     None for one that was drained: it did what it was asked.
@@ -118,10 +141,10 @@ def _termination(ended: dict[str, Any], startup_seconds: int) -> Failure | None:
         return Failure(conditions.OOM_KILLED, "the server was ended at its memory limit; raise resources.limits.memory")
     if code and (match := _LAST_WORDS.fullmatch(words)):
         return Failure(match["reason"], in_words_of_the_spec(match["message"]))
-    seconds = _seconds(ended)
-    if seconds is not None and seconds >= startup_seconds and code in (0, 137, 143):
-        return Failure(conditions.STARTUP_TIMEOUT, f"not ready within startupSeconds ({startup_seconds} s), restarted")
-    if code == 0:
+    if code in _KILLED and start.timed_out(ended):
+        message = f"not ready within startupSeconds ({start.budget_seconds} s), restarted"
+        return Failure(conditions.STARTUP_TIMEOUT, message)
+    if code == 0 or (code in _KILLED and start.went_silent(ended)):
         return Failure(conditions.RESTARTED, "the server stopped answering its probes and was restarted")
     tail = words[-_MESSAGE_LIMIT // 2 :]
     return Failure(conditions.CRASHED, f"the server ended with exit code {code}" + (f": {tail}" if tail else ""))

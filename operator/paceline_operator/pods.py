@@ -50,7 +50,12 @@ def has_ended(pod: Manifest) -> bool:
 
 def is_ready(pod: Manifest) -> bool:
     """Whether the pod's Ready condition is true: then requests are sent to it."""
-    return _condition(pod, "Ready") == "True"
+    return _condition(pod, "Ready").get("status") == "True"
+
+
+def ready_changed_at(pod: Manifest) -> str:
+    """When the pod last became ready or ceased to be, as Kubernetes writes times; empty where that is not told."""
+    return str(_condition(pod, "Ready").get("lastTransitionTime") or "")
 
 
 def is_running(pod: Manifest) -> bool:
@@ -84,9 +89,9 @@ def _server_statuses(pod: Manifest) -> list[Manifest]:
     return [status for status in statuses if status["name"] == names.CONTAINER]
 
 
-def _condition(pod: Manifest, kind: str) -> str | None:
+def _condition(pod: Manifest, kind: str) -> Manifest:
     conditions = pod.get("status", {}).get("conditions", ())
-    return next((condition["status"] for condition in conditions if condition["type"] == kind), None)
+    return next((condition for condition in conditions if condition["type"] == kind), {})
 
 
 def _phase(pod: Manifest) -> str:

@@ -143,6 +143,27 @@ def test_a_restart_by_the_liveness_probe_is_not_silent() -> None:
     assert failure.reason == "Restarted"
 
 
+def after(code: int, *, unready_since: str) -> str | None:
+    """What is said of a server that ended with this code after three days, in a pod that is not ready since then."""
+    times = {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-04T00:00:00Z"}
+    pod = make_pod(DEPLOYMENT, lastState=ended(code, **times))
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "False", "lastTransitionTime": unready_since}]
+    failure = failure_of(pod, startup_seconds=1800)
+    return failure.reason if failure else None
+
+
+@pytest.mark.parametrize("code", [0, 143, 137])
+def test_a_server_that_hangs_after_days_has_not_started_too_slowly(code: int) -> None:
+    """The readiness probe noticed a minute before the liveness probe ended it; one that hangs heeds no SIGTERM."""
+    assert after(code, unready_since="2026-01-03T23:59:00Z") == "Restarted"
+    assert after(code, unready_since="2026-01-01T00:00:00Z") == "StartupTimeout"
+
+
+def test_a_server_that_is_killed_while_it_serves_has_crashed() -> None:
+    """No probe had found anything: the kubelet learns of its end by the end itself."""
+    assert after(137, unready_since="2026-01-04T00:00:01Z") == "Crashed"
+
+
 @pytest.mark.parametrize("state", [BACK_OFF, {"running": {}}, {"waiting": {"reason": "ContainerCreating"}}])
 def test_a_server_that_was_drained_on_request_has_not_failed(state: dict[str, Any]) -> None:
     """The kubelet starts it again, after a while with back-off; its last words tell it from a failed probe."""
