@@ -26,6 +26,14 @@ class Census:
         return tuple(pod for pod in self.current or self.active if pod not in self.ready)
 
     @property
+    def unreplaced(self) -> Manifest | None:
+        """The pod that was lost last, while none that was made since then serves: its record stays for days."""
+        last = max(self.lost, key=ended_at, default=None)
+        if last is None or any(_created_at(pod) >= ended_at(last) for pod in self.ready):
+            return None
+        return last
+
+    @property
     def ready_current(self) -> int:
         """How many pods of the current revision serve."""
         return sum(pod in self.ready for pod in self.current)
@@ -46,6 +54,12 @@ def take_census(pods: tuple[Manifest, ...], revision: str) -> Census:
 def has_ended(pod: Manifest) -> bool:
     """Whether the pod is only a record: evicted or failed, its containers have ended and are not started again."""
     return _phase(pod) in _ENDED_PHASES
+
+
+def ended_at(pod: Manifest) -> str:
+    """When a pod that has ended did so: its last change, as far as its status tells, and its creation otherwise."""
+    changes = (condition.get("lastTransitionTime") or "" for condition in pod.get("status", {}).get("conditions", ()))
+    return max([_created_at(pod), *changes])
 
 
 def is_ready(pod: Manifest) -> bool:
@@ -99,4 +113,8 @@ def _phase(pod: Manifest) -> str:
 
 
 def _age(pod: Manifest) -> tuple[str, str]:
-    return str(pod["metadata"].get("creationTimestamp", "")), str(pod["metadata"]["name"])
+    return _created_at(pod), str(pod["metadata"]["name"])
+
+
+def _created_at(pod: Manifest) -> str:
+    return str(pod["metadata"].get("creationTimestamp", ""))

@@ -97,10 +97,8 @@ def _pod_failure(census: Census, replicas: int, startup_seconds: int, observed: 
     for pod in census.unready:
         if failure := failure_of(pod, startup_seconds, observed.warnings):
             return failure
-    # An evicted pod stays as a record for days: it is news only until its successors serve.
-    if census.lost and len(census.ready) < replicas:
-        return failure_of(census.lost[-1], startup_seconds)
-    return None
+    lost = census.unreplaced if len(census.ready) < replicas else None
+    return failure_of(lost, startup_seconds) if lost else None
 
 
 def _refused_pods(deployment: Manifest | None) -> Failure | None:

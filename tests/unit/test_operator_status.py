@@ -8,7 +8,7 @@ import pytest
 from reconciling import IMAGE, KEY, Stage, events, kinds, serving
 
 from paceline_operator import reconcile as reconcile_module
-from paceline_operator.cluster import Load, PatchStatus
+from paceline_operator.cluster import Load, Manifest, PatchStatus
 from paceline_operator.reconcile import reconcile
 from paceline_operator.testing import make_pod
 
@@ -130,6 +130,41 @@ async def test_an_evicted_pod_is_news_only_until_its_successor_serves() -> None:
     stage.run_pods(evicted, make_pod(stage.deployment, "pod-1", ready=True))
     await stage.reconcile()
     assert (stage.verdict(), stage.verdict("Degraded")) == (("True", "Serving"), ("False", "AsExpected"))
+
+
+def evicted_at(moment: str | None, deployment: Manifest) -> Manifest:
+    """The record of a pod that was made on the first of January."""
+    conditions = [{"type": "Ready", "status": "False", "lastTransitionTime": moment}] if moment else []
+    status = {"phase": "Failed", "reason": "Evicted", "message": "low on memory", "conditions": conditions}
+    return created_at("2026-01-01T00:00:00Z", make_pod(deployment, "pod-evicted") | {"status": status})
+
+
+def created_at(moment: str, pod: Manifest) -> Manifest:
+    """The pod, made then."""
+    return pod | {"metadata": pod["metadata"] | {"creationTimestamp": moment}}
+
+
+@pytest.mark.parametrize(
+    ("lost", "serves_since", "verdict"),
+    [
+        ("2026-01-02T12:00:00Z", "2026-01-03T00:00:00Z", ("False", "AsExpected")),
+        ("2026-01-02T12:00:00Z", "2026-01-02T00:00:00Z", ("True", "Evicted")),
+        (None, "2026-01-01T00:00:01Z", ("False", "AsExpected")),
+    ],
+)
+async def test_an_eviction_that_was_made_good_is_no_news_when_more_replicas_are_asked_for(
+    lost: str | None, serves_since: str, verdict: tuple[str, str]
+) -> None:
+    """A pod that serves and was made since is its successor; one that was there before is not."""
+    stage = await serving()
+    stage.edit(replicas=2)
+    stage.run_pods(
+        evicted_at(lost, stage.deployment),
+        created_at(serves_since, make_pod(stage.deployment, "pod-1", ready=True)),
+        created_at("2026-01-04T00:00:00Z", make_pod(stage.deployment, "pod-2")),
+    )
+    await stage.reconcile()
+    assert stage.verdict("Degraded") == verdict
 
 
 async def test_a_server_that_was_ready_and_is_not_is_not_called_loading() -> None:
