@@ -41,7 +41,7 @@ AS_EXPECTED: Final = "AsExpected"  # Degraded: nothing fails
 
 # --- Reasons: what is under way ---------------------------------------------------------------------------------------
 
-CREATING_PODS: Final = "CreatingPods"  # no pod exists yet
+CREATING_PODS: Final = "CreatingPods"  # no pod of the current revision exists yet
 STARTING: Final = "Starting"  # a pod waits for a node, an image or a volume
 LOADING: Final = "Loading"  # a server runs and loads its model or warms up
 ROLLING_OUT: Final = "RollingOut"  # pods of an older revision are being replaced

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from paceline_operator import names
 from paceline_operator.cluster import Manifest
 from paceline_operator.conditions import DRAINED
+from paceline_operator.ownership import is_alive
 
 _ENDED_PHASES = ("Succeeded", "Failed")
 
@@ -18,12 +19,12 @@ class Census:
     active: tuple[Manifest, ...]  # neither ended nor told to end
     ready: tuple[Manifest, ...]  # of the active ones
     current: tuple[Manifest, ...]  # active and of the current revision
-    lost: tuple[Manifest, ...]  # ended without being told to: evicted, failed
+    lost: tuple[Manifest, ...]  # of the current revision, ended without being told to: evicted, failed
 
     @property
     def unready(self) -> tuple[Manifest, ...]:
-        """Pods that should serve and do not. Older ones tell nothing once current ones exist."""
-        return tuple(pod for pod in self.current or self.active if pod not in self.ready)
+        """Pods that should serve and do not. Those of older revisions tell nothing of the current one."""
+        return tuple(pod for pod in self.current if pod not in self.ready)
 
     @property
     def unreplaced(self) -> Manifest | None:
@@ -41,14 +42,20 @@ class Census:
 
 def take_census(pods: tuple[Manifest, ...], revision: str) -> Census:
     """Count `pods` against `revision`."""
-    staying = sorted((pod for pod in pods if not pod["metadata"].get("deletionTimestamp")), key=_age)
+    staying = sorted(filter(is_alive, pods), key=_age)
     active = tuple(pod for pod in staying if not has_ended(pod))
     return Census(
         active=active,
         ready=tuple(pod for pod in active if is_ready(pod)),
-        current=tuple(pod for pod in active if pod["metadata"].get("labels", {}).get(names.LABEL_REVISION) == revision),
-        lost=tuple(pod for pod in staying if _phase(pod) == "Failed"),
+        current=tuple(pod for pod in active if labelled_revision(pod) == revision),
+        lost=tuple(pod for pod in staying if _phase(pod) == "Failed" and labelled_revision(pod) == revision),
     )
+
+
+def labelled_revision(labelled: Manifest) -> str | None:
+    """The revision of a pod, or of a pod template."""
+    revision: str | None = labelled["metadata"].get("labels", {}).get(names.LABEL_REVISION)
+    return revision
 
 
 def has_ended(pod: Manifest) -> bool:

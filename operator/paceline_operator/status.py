@@ -12,7 +12,7 @@ from paceline_operator import names
 from paceline_operator.cluster import Key, Load, Manifest, Observed
 from paceline_operator.conditions import Condition, ConditionType, Truth
 from paceline_operator.failures import Failure, failure_of
-from paceline_operator.pods import Census, has_started, is_running, take_census, was_drained
+from paceline_operator.pods import Census, has_started, is_running, labelled_revision, take_census, was_drained
 
 _TTFT_DIGITS: Final = 3  # milliseconds
 
@@ -26,7 +26,8 @@ class Situation:
     revision: of the pods that should run; the last one that was rendered while the specification is invalid.
     census: the service's pods.
     failure: what stands in the way, a blocked reconciliation before a failing pod; None when nothing fails.
-    deployment, hpa: children with their status, where they exist.
+    deployment: the child, where it exists and its status is about `revision`.
+    hpa: the child with its status, where it exists.
     """
 
     replicas: int
@@ -47,7 +48,7 @@ def assess(observed: Observed, revision: str, blocker: Failure | None) -> Situat
     spec = observed.service.get("spec") or {}
     census = take_census(observed.pods, revision)
     children = {child["kind"]: child for child in observed.children}
-    deployment = children.get("Deployment")
+    deployment = _answering(children.get("Deployment"), revision)
     startup_seconds = _number(spec.get("startupSeconds"), 1800)
     replicas = _number(spec.get("replicas"), 1)
     return Situation(
@@ -101,6 +102,14 @@ def _pod_failure(census: Census, replicas: int, startup_seconds: int, observed: 
     return failure_of(lost, startup_seconds) if lost else None
 
 
+def _answering(deployment: Manifest | None, revision: str) -> Manifest | None:
+    """The Deployment, unless its status is about an earlier one: it is changed in this pass, or was just before it."""
+    if deployment is None or labelled_revision(deployment["spec"]["template"]) != revision:
+        return None
+    seen = deployment.get("status", {}).get("observedGeneration", 0)
+    return deployment if seen >= deployment["metadata"].get("generation", 0) else None
+
+
 def _refused_pods(deployment: Manifest | None) -> Failure | None:
     """The API server's refusal of the Deployment's pods, such as an exhausted quota."""
     condition = _condition(deployment, "ReplicaFailure")
@@ -130,13 +139,13 @@ def _ready(situation: Situation) -> Condition:
 
 def _start_of(census: Census) -> tuple[str, str]:
     """How far the pods have come while none of them serves and none fails."""
-    if not census.active:
+    if not census.current:
         return c.CREATING_PODS, "pods are being created"
-    if any(has_started(pod) for pod in census.active):
+    if any(has_started(pod) for pod in census.current):
         return c.NOT_READY, "the server was ready and is not now: it drains, or its engine restarts"
-    if any(was_drained(pod) for pod in census.active):
+    if any(was_drained(pod) for pod in census.current):
         return c.DRAINED, "POST /drain has ended the server, which is started again"
-    if any(is_running(pod) for pod in census.active):
+    if any(is_running(pod) for pod in census.current):
         return c.LOADING, "the server loads its model"
     return c.STARTING, "pods wait for a node, an image or a volume"
 

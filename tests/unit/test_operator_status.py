@@ -65,6 +65,47 @@ async def test_a_failing_pod_is_shown_and_forgotten_when_corrected() -> None:
     assert (stage.verdict(), stage.verdict("Degraded")) == (("True", "Serving"), ("False", "AsExpected"))
 
 
+async def test_a_correction_is_not_told_the_failure_of_what_it_corrects() -> None:
+    """From its first status on, which is written before any pod of it exists: somebody may wait for that generation."""
+    stage = Stage(model="hf://no/such")
+    await stage.reconcile()
+    gone = {"terminated": {"exitCode": 1, "message": "ModelNotFound: hf://no/such is not on the hub (404)"}}
+    failing = make_pod(stage.deployment, state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=gone)
+    evicted = make_pod(stage.deployment, "pod-evicted") | {"status": {"phase": "Failed", "reason": "Evicted"}}
+    stage.run_pods(failing, evicted)
+    await stage.reconcile()
+    stage.edit(model="hf://org/name")
+    await stage.reconcile()
+    assert stage.service["status"]["observedGeneration"] == 2
+    assert stage.verdict() == ("False", "CreatingPods")
+    assert stage.verdict("Progressing") == ("True", "RollingOut")
+    assert stage.verdict("Degraded") == ("False", "AsExpected")
+
+
+LATE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "timed out"}
+REFUSED = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus"}
+
+
+@pytest.mark.parametrize("condition", [LATE, REFUSED], ids=["late", "refused"])
+async def test_the_deployments_verdict_counts_once_its_controller_has_seen_what_was_asked(
+    condition: dict[str, str],
+) -> None:
+    """Neither in the pass that applies another template nor until the controller has looked at it."""
+    stage = Stage()
+    await stage.reconcile()
+    stage.deployment["status"] = {"conditions": [condition]}
+    stage.edit(drainSeconds=5)
+    await stage.reconcile()
+    assert stage.verdict("Progressing") == ("True", "CreatingPods")
+    stage.deployment["metadata"]["generation"] = 2
+    stage.deployment["status"]["observedGeneration"] = 1
+    await stage.reconcile()
+    assert stage.verdict("Progressing") == ("True", "CreatingPods")
+    stage.deployment["status"]["observedGeneration"] = 2
+    await stage.reconcile()
+    assert stage.verdict("Progressing")[0] == "False"
+
+
 async def test_zero_replicas_are_no_failure() -> None:
     """The reason says that nobody has to look for a fault."""
     stage = await serving()
