@@ -73,6 +73,11 @@ def failure_of(pod: Manifest, startup_seconds: int, warnings: Iterable[Manifest]
     return Failure(failure.reason, message[:_MESSAGE_LIMIT])
 
 
+def is_waiting_for_room(pod: Manifest) -> bool:
+    """Whether what keeps the pod from a node is that others hold what it asks for, such as a GPU."""
+    return "Insufficient " in _unscheduled(pod).get("message", "")
+
+
 def is_waiting_silently(pod: Manifest) -> bool:
     """Whether the pod waits for something that only events tell, such as a volume or a sandbox."""
     states = [status.get("state", {}) for status in _container_statuses(pod)]
@@ -159,13 +164,19 @@ def _seconds(ended: dict[str, Any]) -> float | None:
 
 
 def _scheduling_failure(pod: Manifest) -> Failure | None:
-    for condition in pod.get("status", {}).get("conditions", ()):
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            message = condition.get("message", "")
-            wants_gpu = f"Insufficient {names.GPU_RESOURCE_PREFIX}" in message
-            reason = conditions.NO_SPARE_GPU if wants_gpu else conditions.UNSCHEDULABLE
-            return Failure(reason, message or "no node takes the pod")
-    return None
+    condition = _unscheduled(pod)
+    if not condition:
+        return None
+    message = condition.get("message", "")
+    wants_gpu = f"Insufficient {names.GPU_RESOURCE_PREFIX}" in message
+    reason = conditions.NO_SPARE_GPU if wants_gpu else conditions.UNSCHEDULABLE
+    return Failure(reason, message or "no node takes the pod")
+
+
+def _unscheduled(pod: Manifest) -> Manifest:
+    """The condition that says why no node takes the pod; empty where one does, or nobody has looked yet."""
+    found = pod.get("status", {}).get("conditions", ())
+    return next((one for one in found if (one["type"], one["status"]) == ("PodScheduled", "False")), {})
 
 
 def _phase_failure(pod: Manifest) -> Failure | None:

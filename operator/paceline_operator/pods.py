@@ -14,12 +14,13 @@ _ENDED_PHASES = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """The service's pods at one moment, without those that are on their way out."""
+    """The service's pods at one moment, counted without those that are on their way out."""
 
     active: tuple[Manifest, ...]  # neither ended nor told to end
     ready: tuple[Manifest, ...]  # of the active ones
     current: tuple[Manifest, ...]  # active and of the current revision
     lost: tuple[Manifest, ...]  # of the current revision, ended without being told to: evicted, failed
+    leaving: bool  # whether there are some that were told to end, which hold what they have until then
 
     @property
     def unready(self) -> tuple[Manifest, ...]:
@@ -49,6 +50,7 @@ def take_census(pods: tuple[Manifest, ...], revision: str) -> Census:
         ready=tuple(pod for pod in active if is_ready(pod)),
         current=tuple(pod for pod in active if labelled_revision(pod) == revision),
         lost=tuple(pod for pod in staying if _phase(pod) == "Failed" and labelled_revision(pod) == revision),
+        leaving=len(staying) < len(pods),
     )
 
 

@@ -11,7 +11,7 @@ from paceline_operator import conditions as c
 from paceline_operator import names
 from paceline_operator.cluster import Key, Load, Manifest, Observed
 from paceline_operator.conditions import Condition, ConditionType, Truth
-from paceline_operator.failures import Failure, failure_of
+from paceline_operator.failures import Failure, failure_of, is_waiting_for_room
 from paceline_operator.pods import Census, has_started, is_running, labelled_revision, take_census, was_drained
 
 _TTFT_DIGITS: Final = 3  # milliseconds
@@ -96,6 +96,8 @@ def render_status(
 
 def _pod_failure(census: Census, replicas: int, startup_seconds: int, observed: Observed) -> Failure | None:
     for pod in census.unready:
+        if census.leaving and is_waiting_for_room(pod):
+            continue  # it takes the place of one that drains: the scheduler looks again when that one has gone
         if failure := failure_of(pod, startup_seconds, observed.warnings):
             return failure
     lost = census.unreplaced if len(census.ready) < replicas else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reconciling import IMAGE, KEY, NEW_IMAGE, image_of, kinds, serving
+from reconciling import IMAGE, KEY, NEW_IMAGE, events, image_of, kinds, serving
 
 from paceline_operator.testing import make_pod
 
@@ -22,6 +22,27 @@ async def test_an_update_is_progress_until_the_last_old_pod_is_gone() -> None:
     stage.run_pods(make_pod(stage.deployment, "pod-new", ready=True))
     await stage.reconcile()
     assert stage.verdict("Progressing") == ("False", "UpToDate")
+
+
+async def test_a_rollout_in_place_does_not_fail_while_the_old_pod_drains_and_holds_the_gpu() -> None:
+    """The new pod finds none until then, which is how a rollout in place goes. Without anybody to wait for it fails."""
+    stage = await serving(resources={"limits": {"nvidia.com/gpu": "1"}})
+    (old,) = stage.cluster.pods[KEY]
+    stage.edit(drainSeconds=5)
+    await stage.reconcile()
+    old["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
+    message = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    new = make_pod(stage.deployment, "pod-new") | {"status": {"phase": "Pending", "conditions": [waiting]}}
+    stage.run_pods(old, new)
+    actions = await stage.reconcile()
+    assert stage.verdict() == ("False", "Starting")
+    assert stage.verdict("Progressing") == ("True", "Starting")
+    assert stage.verdict("Degraded") == ("False", "AsExpected")
+    assert ("Warning", "NoSpareGPU") not in events(actions)
+    stage.run_pods(new)
+    await stage.reconcile()
+    assert stage.verdict("Progressing") == ("False", "NoSpareGPU")
 
 
 async def test_replicas_are_copied_to_the_deployment_and_roll_nothing() -> None:
