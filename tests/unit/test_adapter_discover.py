@@ -110,6 +110,14 @@ def test_a_pod_beyond_its_startup_budget_is_not_loading() -> None:
     assert not read_pod(pod("a"), 60, NOW + timedelta(seconds=1)).loading
 
 
+def test_a_server_that_is_started_again_after_days_is_loading_for_as_long_as_any_other() -> None:
+    """It served until a minute ago; the pod itself is much older than its start-up budget."""
+    restarted = pod("a", startTime="2029-12-25T00:00:00Z")
+    restarted["status"]["conditions"] = [{"type": "Ready", "status": "False", "lastTransitionTime": RECENT}]
+    assert read_pod(restarted, 60, NOW).loading
+    assert not read_pod(restarted, 60, NOW + timedelta(seconds=1)).loading
+
+
 async def test_only_pods_that_the_operator_made_are_listed() -> None:
     source = FakeObjects()
     stranger = pod("a", uid="stranger")

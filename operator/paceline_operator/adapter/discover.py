@@ -15,7 +15,7 @@ from paceline_operator import names
 from paceline_operator.adapter.source import ObjectSource
 from paceline_operator.cluster import Key, Manifest
 from paceline_operator.ownership import is_alive
-from paceline_operator.pods import has_ended, is_ready
+from paceline_operator.pods import has_ended, is_ready, ready_changed_at
 from paceline_operator.spec import AutoscalingSpec, LLMServiceSpec
 
 SERVICES_PATH: Final = f"/apis/{names.API_VERSION}/{names.PLURAL}"
@@ -94,14 +94,15 @@ def read_service(service: Manifest, pods: Iterable[Manifest], now: datetime) -> 
 def read_pod(pod: Manifest, startup_seconds: float, now: datetime) -> Pod:
     """Read where a pod's metrics are and whether it is on its way to Ready.
 
-    Loading is placed on a node, not Ready, no older than its start-up budget and not backing off. A pod that waits for
-    a free GPU, or that crashes, is not loading: holding the replicas for its sake would keep it forever.
+    Loading is placed on a node, not Ready for no longer than its start-up budget and not backing off; so a server that
+    is started again after days has a budget anew. A pod that waits for a free GPU, or that crashes, is not loading:
+    holding the replicas for its sake would keep it forever.
     """
     status = pod.get("status", {})
     ready, placed = is_ready(pod), "nodeName" in pod.get("spec", {})
-    started = datetime.fromisoformat(status.get("startTime") or pod["metadata"]["creationTimestamp"])
-    young = (now - started).total_seconds() <= startup_seconds
-    loading = placed and young and not ready and not _backs_off(status)
+    since = ready_changed_at(pod) or status.get("startTime") or pod["metadata"]["creationTimestamp"]
+    in_time = (now - datetime.fromisoformat(since)).total_seconds() <= startup_seconds
+    loading = placed and in_time and not ready and not _backs_off(status)
     return Pod(pod["metadata"]["uid"], _metrics_url(pod), ready, loading)
 
 
