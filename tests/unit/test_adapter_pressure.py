@@ -134,6 +134,17 @@ def test_pressure_is_held_at_one_while_a_replica_is_loading() -> None:
     assert load_after(quiet).read(10, 0.5).ttft_pressure == 1.0
 
 
+def test_an_outage_is_no_idleness_and_holds_the_replicas() -> None:
+    """Every pod backs off, nobody's requests arrive: the pods that were needed will be needed again."""
+    load = load_after({"a": answered(0, running=9), "b": answered(0)}, {"a": BROKEN, "b": BROKEN})
+    pressure = load.read(5, 2.0)
+    assert (pressure.ttft_pressure, pressure.queue_depth) == (1.0, 0)
+
+
+def test_one_broken_pod_of_an_idle_service_holds_nothing() -> None:
+    assert load_after({"a": answered(0), "b": BROKEN}).read(0, 2.0).ttft_pressure == 0.0
+
+
 def test_a_missing_pod_keeps_pressure_from_falling_below_one_but_not_from_rising() -> None:
     load = load_after({"a": answered(0)}, {"a": answered(5, ttft=observed(0.05)), "b": MISSING})
     assert load.read(5, 2.0).ttft_pressure == 1.0

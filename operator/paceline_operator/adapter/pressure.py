@@ -105,16 +105,21 @@ class ServiceLoad:
         p95 = merge(i for h in self._histories.values() for _, i in h.increases).quantile(QUANTILE)
         waiting = sum(report.sample.waiting for report in self._reports.values() if report.sample)
         missing = sum(_is_missing(report) for report in self._reports.values())
-        loading = any(report.loading for report in self._reports.values())
         return Pressure(
             queue_depth=self._queue_depth(),
             ttft_p95=p95,
             ttft_pressure=_ttft_pressure(
-                p95, ttft_objective_seconds, waiting=waiting, loading=loading, missing=missing
+                p95, ttft_objective_seconds, waiting=waiting, settled=self._is_settled(), missing=missing
             ),
             missing=missing,
             measured_at=max((history.last.at for history in self._histories.values()), default=None),
         )
+
+    def _is_settled(self) -> bool:
+        """Whether the pods that there are show how many are needed: one is Ready and none is on its way."""
+        serving = any(report.ready for report in self._reports.values())
+        loading = any(report.loading for report in self._reports.values())
+        return not self._reports or (serving and not loading)
 
     def _queue_depth(self) -> float:
         """Sum over the pods. A missing pod counts with what it last said, or as much as the pods that answered.
@@ -135,14 +140,15 @@ def _is_missing(report: PodReport) -> bool:
     return report.sample is None and report.ready
 
 
-def _ttft_pressure(p95: float | None, objective: float, *, waiting: float, loading: bool, missing: int) -> float:
+def _ttft_pressure(p95: float | None, objective: float, *, waiting: float, settled: bool, missing: int) -> float:
     """Weigh p95 against the objective: 0 when idle, at most MAX_PRESSURE, HOLD where the numbers prove nothing yet.
 
-    While a replica is loading, the p95 is the one of too few pods and would add more and more of them; while a pod is
-    missing, a low p95 may be half the truth and must not take one away. Requests that wait without any first token in
-    the whole window have no p95, and are not idle.
+    While a replica is loading, the p95 is the one of too few pods and would add more and more of them. While none is
+    Ready, everybody is turned away, which looks like idleness and would leave too few pods for the return. While a pod
+    is missing, a low p95 may be half the truth and must not take one away. Requests that wait without any first token
+    in the whole window have no p95, and are not idle.
     """
-    if loading:
+    if not settled:
         return HOLD
     measured = HOLD if waiting else 0.0
     if p95 is not None:
