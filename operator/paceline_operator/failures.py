@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from paceline_operator import conditions, names
 from paceline_operator.cluster import Manifest
-from paceline_operator.pods import is_drain, ready_changed_at
+from paceline_operator.pods import condition_of, is_drain, ready_changed_at
 from paceline_operator.vocabulary import in_words_of_the_spec
 
 # The server's last words: a reason in CamelCase (of several words, so that a log line's `INFO:` is none), a colon, a
@@ -175,8 +175,8 @@ def _scheduling_failure(pod: Manifest) -> Failure | None:
 
 def _unscheduled(pod: Manifest) -> Manifest:
     """The condition that says why no node takes the pod; empty where one does, or nobody has looked yet."""
-    found = pod.get("status", {}).get("conditions", ())
-    return next((one for one in found if (one["type"], one["status"]) == ("PodScheduled", "False")), {})
+    condition = condition_of(pod, "PodScheduled")
+    return condition if condition.get("status") == "False" else {}
 
 
 def _phase_failure(pod: Manifest) -> Failure | None:

@@ -71,14 +71,19 @@ def ended_at(pod: Manifest) -> str:
     return max([_created_at(pod), *changes])
 
 
+def is_placed(pod: Manifest) -> bool:
+    """Whether the pod has a node."""
+    return condition_of(pod, "PodScheduled").get("status") == "True"
+
+
 def is_ready(pod: Manifest) -> bool:
     """Whether the pod's Ready condition is true: then requests are sent to it."""
-    return _condition(pod, "Ready").get("status") == "True"
+    return condition_of(pod, "Ready").get("status") == "True"
 
 
 def ready_changed_at(pod: Manifest) -> str:
     """When the pod last became ready or ceased to be, as Kubernetes writes times; empty where that is not told."""
-    return str(_condition(pod, "Ready").get("lastTransitionTime") or "")
+    return str(condition_of(pod, "Ready").get("lastTransitionTime") or "")
 
 
 def is_running(pod: Manifest) -> bool:
@@ -112,7 +117,8 @@ def _server_statuses(pod: Manifest) -> list[Manifest]:
     return [status for status in statuses if status["name"] == names.CONTAINER]
 
 
-def _condition(pod: Manifest, kind: str) -> Manifest:
+def condition_of(pod: Manifest, kind: str) -> Manifest:
+    """The pod's condition of this type; empty where it has none."""
     conditions = pod.get("status", {}).get("conditions", ())
     return next((condition for condition in conditions if condition["type"] == kind), {})
 

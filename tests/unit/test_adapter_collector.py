@@ -49,7 +49,7 @@ class Pod:
                 "labels": names.common_labels(of),
                 "creationTimestamp": "2030-01-01T00:00:00Z",
             },
-            "spec": {"nodeName": "n", "containers": [{"name": names.CONTAINER, "ports": [port]}]},
+            "spec": {"containers": [{"name": names.CONTAINER, "ports": [port]}]},
             "status": {
                 "phase": "Running",
                 "podIP": "127.0.0.1",

@@ -9,6 +9,7 @@ from paceline_operator import names
 from paceline_operator.adapter.discover import PODS_PATH, SERVICES_PATH, assign, discover, read_pod
 from paceline_operator.adapter.testing import FakeObjects
 from paceline_operator.cluster import Key
+from paceline_operator.local.pod import PodState, Running, render
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 RECENT = "2030-01-01T11:59:00Z"
@@ -28,7 +29,6 @@ def pod(of: str, namespace: str = "default", *, uid: str = "p1", ready: bool = F
             "creationTimestamp": RECENT,
         },
         "spec": {
-            "nodeName": "node0",
             "containers": [
                 {"name": "sidecar", "ports": [{"name": "http", "containerPort": 1}]},
                 {"name": names.CONTAINER, "ports": [{"name": "http", "containerPort": 8000}]},
@@ -95,9 +95,16 @@ def test_a_ready_pod_is_not_loading() -> None:
 
 
 def test_a_pod_without_a_node_is_not_loading() -> None:
-    unplaced = pod("a", phase="Pending", podIP=None)
-    del unplaced["spec"]["nodeName"]
-    assert not read_pod(unplaced, 1800, NOW).loading
+    waits = [{"type": "PodScheduled", "status": "False", "message": "1 Insufficient nvidia.com/gpu"}]
+    assert not read_pod(pod("a", phase="Pending", podIP=None, conditions=waits), 1800, NOW).loading
+    assert not read_pod(pod("a", phase="Pending", podIP=None, conditions=[]), 1800, NOW).loading
+
+
+def test_a_pod_of_local_mode_is_loading_like_any_other() -> None:
+    """Its status is the local kubelet's, and there are no nodes to be named in its specification."""
+    started = datetime(2030, 1, 1, 11, 59, tzinfo=UTC)
+    status = render(PodState(container=Running(started), started_at=started, changed_at=started), "image")
+    assert read_pod({**pod("a"), "status": status}, 1800, NOW).loading
 
 
 @pytest.mark.parametrize("reason", ["CrashLoopBackOff", "ImagePullBackOff", "CreateContainerConfigError"])

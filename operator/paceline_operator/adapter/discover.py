@@ -15,7 +15,7 @@ from paceline_operator import names
 from paceline_operator.adapter.source import ObjectSource
 from paceline_operator.cluster import Key, Manifest
 from paceline_operator.ownership import is_alive
-from paceline_operator.pods import has_ended, is_ready, ready_changed_at
+from paceline_operator.pods import has_ended, is_placed, is_ready, ready_changed_at
 from paceline_operator.spec import AutoscalingSpec, LLMServiceSpec
 
 SERVICES_PATH: Final = f"/apis/{names.API_VERSION}/{names.PLURAL}"
@@ -99,10 +99,10 @@ def read_pod(pod: Manifest, startup_seconds: float, now: datetime) -> Pod:
     holding the replicas for its sake would keep it forever.
     """
     status = pod.get("status", {})
-    ready, placed = is_ready(pod), "nodeName" in pod.get("spec", {})
+    ready = is_ready(pod)
     since = ready_changed_at(pod) or status.get("startTime") or pod["metadata"]["creationTimestamp"]
     in_time = (now - datetime.fromisoformat(since)).total_seconds() <= startup_seconds
-    loading = placed and in_time and not ready and not _backs_off(status)
+    loading = is_placed(pod) and in_time and not ready and not _backs_off(status)
     return Pod(pod["metadata"]["uid"], _metrics_url(pod), ready, loading)
 
 
