@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from paceline_operator import conditions, names
 from paceline_operator.cluster import Manifest
-from paceline_operator.pods import condition_of, is_drain, ready_changed_at
+from paceline_operator.pods import condition_of, container_statuses, hindrance, is_drain, ready_changed_at
 from paceline_operator.vocabulary import in_words_of_the_spec
 
 # The server's last words: a reason in CamelCase (of several words, so that a log line's `INFO:` is none), a colon, a
@@ -22,8 +22,6 @@ from paceline_operator.vocabulary import in_words_of_the_spec
 _LAST_WORDS: Final = re.compile(
     r"(?P<reason>(?=[A-Z0-9]*[a-z])[A-Z][a-z0-9]*([A-Z][a-z0-9]*)+): (?P<message>.+)", re.DOTALL
 )
-# Waiting reasons that pass by themselves; all others are failures.
-_PATIENT: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
 _BACK_OFF: Final = "CrashLoopBackOff"  # the waiting reason that says nothing itself: the last termination does
 _KILLED: Final = (0, 143, 137)  # exit codes after the kubelet's SIGTERM: of a server that heeds it, and of others
 _IMAGE_REASONS: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
@@ -80,18 +78,12 @@ def is_waiting_for_room(pod: Manifest) -> bool:
 
 def is_waiting_silently(pod: Manifest) -> bool:
     """Whether the pod waits for something that only events tell, such as a volume or a sandbox."""
-    states = [status.get("state", {}) for status in _container_statuses(pod)]
-    return any(state.get("waiting", {}).get("reason") in _PATIENT for state in states)
-
-
-def _container_statuses(pod: Manifest) -> list[dict[str, Any]]:
-    status = pod.get("status", {})
-    return [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+    return any("waiting" in one.get("state", {}) and not hindrance(one) for one in container_statuses(pod))
 
 
 def _container_failure(pod: Manifest, startup_seconds: int) -> Failure | None:
     start = _Start(startup_seconds, ready_changed_at(pod))
-    for container in _container_statuses(pod):
+    for container in container_statuses(pod):
         failure = _one_container(container, start)
         if failure is None:
             continue
@@ -103,18 +95,16 @@ def _container_failure(pod: Manifest, startup_seconds: int) -> Failure | None:
 
 def _one_container(container: dict[str, Any], start: _Start) -> Failure | None:
     """What stands against a container now. How it ended before counts until it has come up again."""
-    state = container.get("state", {})
-    waiting = state.get("waiting", {})
-    backs_off = waiting.get("reason") == _BACK_OFF
-    if not backs_off and waiting.get("reason", "") not in _PATIENT:
-        return _waiting(waiting)
+    state, reason = container.get("state", {}), hindrance(container)
+    if reason and reason != _BACK_OFF:
+        return _waiting(reason, state["waiting"])
     if ended := state.get("terminated"):
         is_done = container["name"] != names.CONTAINER and not ended.get("exitCode")
         return None if is_done else _termination(ended, start)
     last = container.get("lastState", {}).get("terminated")
     if last and not _has_come_up(container):
         return _termination(last, start)
-    return Failure(conditions.CRASHED, waiting.get("message", "")) if backs_off and not last else None
+    return Failure(conditions.CRASHED, state["waiting"].get("message", "")) if reason and not last else None
 
 
 def _has_come_up(container: dict[str, Any]) -> bool:
@@ -125,9 +115,8 @@ def _has_come_up(container: dict[str, Any]) -> bool:
     return bool(container.get("ready") or (container["name"] == names.CONTAINER and container.get("started")))
 
 
-def _waiting(waiting: dict[str, Any]) -> Failure:
+def _waiting(reason: str, waiting: dict[str, Any]) -> Failure:
     """A container that was never started: no image, no secret, no permission."""
-    reason = waiting["reason"]
     if reason in _IMAGE_REASONS:
         reason = conditions.IMAGE_PULL_BACK_OFF
     return Failure(reason, waiting.get("message") or reason)

@@ -1,15 +1,20 @@
-"""The pods of a service, counted: which run, which serve, which are of the current revision. Pure; used by `status`."""
+"""What the status of a pod tells of it; and the pods of a service, counted: which serve, which are of one revision.
+
+Pure. Read here by all who look at pods: `status`, `failures`, the adapter and local mode.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from paceline_operator import names
 from paceline_operator.cluster import Manifest
 from paceline_operator.conditions import DRAINED
 from paceline_operator.ownership import is_alive
 
-_ENDED_PHASES = ("Succeeded", "Failed")
+_ENDED_PHASES: Final = ("Succeeded", "Failed")
+_PASSING_REASONS: Final = frozenset({"ContainerCreating", "PodInitializing"})  # waiting reasons that pass by themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +117,27 @@ def restart_count(pod: Manifest) -> int:
     return sum(int(status["restartCount"]) for status in _server_statuses(pod))
 
 
-def _server_statuses(pod: Manifest) -> list[Manifest]:
-    statuses = pod.get("status", {}).get("containerStatuses", ())
-    return [status for status in statuses if status["name"] == names.CONTAINER]
+def container_statuses(pod: Manifest) -> list[Manifest]:
+    """Of all containers, those that prepare the pod first."""
+    status = pod.get("status", {})
+    return [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+
+
+def hindrance(container: Manifest) -> str | None:
+    """Why a container waits, by its status, where that does not pass by itself: CrashLoopBackOff, ErrImagePull, …."""
+    reason: str = container.get("state", {}).get("waiting", {}).get("reason") or ""
+    return None if not reason or reason in _PASSING_REASONS else reason
 
 
 def condition_of(pod: Manifest, kind: str) -> Manifest:
     """The pod's condition of this type; empty where it has none."""
     conditions = pod.get("status", {}).get("conditions", ())
     return next((condition for condition in conditions if condition["type"] == kind), {})
+
+
+def _server_statuses(pod: Manifest) -> list[Manifest]:
+    statuses = pod.get("status", {}).get("containerStatuses", ())
+    return [status for status in statuses if status["name"] == names.CONTAINER]
 
 
 def _phase(pod: Manifest) -> str:

@@ -6,16 +6,16 @@ cannot leak, and a lost watch cannot freeze the numbers that scaling follows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from paceline_operator import names
 from paceline_operator.adapter.source import ObjectSource
 from paceline_operator.cluster import Key, Manifest
 from paceline_operator.ownership import is_alive
-from paceline_operator.pods import has_ended, is_placed, is_ready, ready_changed_at
+from paceline_operator.pods import container_statuses, has_ended, hindrance, is_placed, is_ready, ready_changed_at
 from paceline_operator.spec import AutoscalingSpec, LLMServiceSpec
 
 SERVICES_PATH: Final = f"/apis/{names.API_VERSION}/{names.PLURAL}"
@@ -26,9 +26,6 @@ POD_SELECTOR: Final = (
 DEFAULT_TTFT_OBJECTIVE_SECONDS: Final = AutoscalingSpec.model_fields["ttft_objective_seconds"].default
 """For a service without `spec.autoscaling`: no HPA asks then, but people may."""
 DEFAULT_STARTUP_SECONDS: Final = LLMServiceSpec.model_fields["startup_seconds"].default
-
-_STARTING_REASONS: Final = frozenset({"ContainerCreating", "PodInitializing"})
-"""Reasons of a waiting container that end by themselves. The others (CrashLoopBackOff, ImagePullBackOff, …) do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +95,12 @@ def read_pod(pod: Manifest, startup_seconds: float, now: datetime) -> Pod:
     is started again after days has a budget anew. A pod that waits for a free GPU, or that crashes, is not loading:
     holding the replicas for its sake would keep it forever.
     """
-    status = pod.get("status", {})
     ready = is_ready(pod)
-    since = ready_changed_at(pod) or status.get("startTime") or pod["metadata"]["creationTimestamp"]
+    since = ready_changed_at(pod) or pod.get("status", {}).get("startTime") or pod["metadata"]["creationTimestamp"]
     in_time = (now - datetime.fromisoformat(since)).total_seconds() <= startup_seconds
-    loading = is_placed(pod) and in_time and not ready and not _backs_off(status)
+    backs_off = any(hindrance(container) for container in container_statuses(pod))
+    loading = is_placed(pod) and in_time and not ready and not backs_off
     return Pod(pod["metadata"]["uid"], _metrics_url(pod), ready, loading)
-
-
-def _backs_off(status: Mapping[str, Any]) -> bool:
-    containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
-    reasons = {container.get("state", {}).get("waiting", {}).get("reason") for container in containers}
-    return bool(reasons - _STARTING_REASONS - {None})
 
 
 def _metrics_url(pod: Manifest) -> str | None:
