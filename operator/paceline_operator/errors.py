@@ -51,7 +51,10 @@ class ChildRefused(PacelineError):
 
 
 class RequestRefused(PacelineError):
-    """The API server will not do this, however often it is asked: invalid (400, 422) or forbidden (401, 403)."""
+    """The API server will not do this while all stays as it is: invalid (400, 422), forbidden (401, 403).
+
+    Or it failed (500) at an applied object, as it does at a value of the wrong type and at a webhook that is away.
+    """
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

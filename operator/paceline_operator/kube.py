@@ -27,10 +27,14 @@ _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/to
 _JSON: Final = "application/json"
 _APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
 _MERGE: Final = "application/merge-patch+json"
+_LONGEST_TEXT: Final = 500  # bytes shown of an answer that is no Status object
 
 # Refusals that are about the moment, not about the request: the namespace goes away, or an apply named the uid of an
 # object that has been replaced.
 _STALE_WORDS: Final = ("because it is being terminated", "metadata.uid: Invalid value")
+# Answers of 500 that are about the moment: the API server waits for its store, or for the store's new leader.
+_STORE_REASON: Final = "ServerTimeout"
+_STORE_WORDS: Final = "etcdserver: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class KubeClient:
     """A connection to one API server.
 
     Every method raises ClusterUnavailable when the server cannot be reached, is overloaded or failed inside, and
-    RequestRefused when it says no.
+    RequestRefused when it says no: to an apply, any answer of its own that is not about the moment.
     """
 
     def __init__(self, configuration: client.Configuration) -> None:
@@ -183,7 +187,7 @@ class KubeClient:
         if response.status == 404:
             return None
         if response.status >= 400:
-            raise _error(response.status, _message(text), f"{method} {path}")
+            raise _error(response.status, text, f"{method} {path}", is_apply=content_type == _APPLY)
         answer: Manifest = json.loads(text)
         return answer
 
@@ -219,18 +223,26 @@ def _with_types(answer: Manifest) -> list[Manifest]:
     return [{**types, **item} for item in answer.get("items") or ()]
 
 
-def _error(status: int, message: str, request: str) -> Exception:
+def _error(status: int, text: bytes, request: str, *, is_apply: bool) -> Exception:
+    answer = _status_object(text)
+    message = str(answer.get("message") or text.decode(errors="replace")[:_LONGEST_TEXT])
     if status == 409 or any(words in message for words in _STALE_WORDS):
         return StaleObservation(f"{request}: {message}")
-    # A field that the schema does not have is the request's fault, though server-side apply answers it with 500.
-    if status == 429 or (status >= 500 and "field not declared in schema" not in message):
+    # Server-side apply answers with 500 where a field is unknown or of the wrong type, and where a webhook fails.
+    refused = is_apply and status == 500 and bool(answer) and not _is_momentary(answer)
+    if status == 429 or (status >= 500 and not refused):
         return ClusterUnavailable(f"{request}: {status} {message}")
     return RequestRefused(status, message)
 
 
-def _message(text: bytes) -> str:
-    """The API server's own words; the whole text where it is no Status object."""
+def _status_object(text: bytes) -> Manifest:
+    """The API server's own answer to a request that failed; empty where something before it has answered."""
     try:
-        return str(json.loads(text)["message"])
-    except (ValueError, KeyError, TypeError):
-        return text.decode(errors="replace")[:500]
+        answer = json.loads(text)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) and answer.get("kind") == "Status" else {}
+
+
+def _is_momentary(answer: Manifest) -> bool:
+    return answer.get("reason") == _STORE_REASON or _STORE_WORDS in str(answer.get("message"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -130,6 +131,20 @@ async def test_a_refusal_names_the_child_and_the_reason(cluster: KubeCluster, ke
             await cluster.execute(key, Plan((Apply(broken),)))
         assert refused.value.kind == "Service"
         assert words in refused.value.detail
+
+
+@pytest.mark.parametrize(
+    "overlay", [{"nodeSelector": {"gpu": True}}, {"tolerations": {"key": "gpu"}}, {"containers": [{"name": "x"}]}]
+)
+async def test_a_pod_overlay_that_no_pod_can_have_is_refused_in_the_status(
+    api_server: ApiServer, cluster: KubeCluster, key: Key, overlay: dict[str, Any]
+) -> None:
+    """The CRD lets it through, and server-side apply calls a value of the wrong type an internal error."""
+    patch = json.dumps({"spec": {"template": {"spec": overlay}}})
+    api_server.kubectl("patch", "llm", "demo", "-n", key.namespace, "--type=merge", "-p", patch)
+    await reconcile(cluster, key, IMAGE)
+    conditions = api_server.kubectl.get("llm", "demo", "-n", key.namespace)["status"]["conditions"]
+    assert {one["reason"] for one in conditions if one["type"] == "Ready"} == {"ChildRefused"}
 
 
 async def test_pods_that_only_carry_the_label_are_not_counted(
