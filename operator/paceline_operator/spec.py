@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -20,6 +20,7 @@ from paceline_operator.errors import FieldError, InvalidSpec
 from paceline_operator.model_uri import ModelUri, parse_model_uri
 from paceline_operator.quantity import parse_quantity
 from paceline_operator.section import AbsolutePath, Count, Section
+from paceline_operator.template import TemplateSpec
 from paceline_operator.tenancy import SchedulingSpec, TenantSpec, check_together
 
 
@@ -33,8 +34,6 @@ def _quantity(value: object) -> str:
 
 
 Quantity = Annotated[str, BeforeValidator(_quantity)]
-
-_RESERVED_LABELS: Final = ("paceline.dev/", names.LABEL_APP, names.LABEL_MANAGED_BY)
 
 
 class EngineSpec(Section):
@@ -127,28 +126,6 @@ class HandoverSpec(Section):
     secret_ref: SecretReference
     max_prefixes: Count | None = None
     max_seconds: Annotated[float, Field(gt=0)] | None = None
-
-
-class OverlayMetadata(Section):
-    """Labels and annotations added to the pods."""
-
-    labels: dict[str, str] = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict)
-
-    @field_validator("labels", "annotations")
-    @classmethod
-    def _ours_stay_ours(cls, values: dict[str, str]) -> dict[str, str]:
-        taken = [key for key in values if key.startswith(_RESERVED_LABELS)]
-        if taken:
-            raise ValueError(f"{', '.join(taken)}: set by the operator, choose other keys")
-        return values
-
-
-class TemplateSpec(Section):
-    """An overlay merged into the rendered pod, as `desired.overlay` describes."""
-
-    metadata: OverlayMetadata = Field(default_factory=OverlayMetadata)
-    spec: dict[str, Any] = Field(default_factory=dict)
 
 
 def _one_gpu() -> ResourcesSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline_operator.desired.overlay import merge_pod
-from paceline_operator.spec import TemplateSpec
+from paceline_operator.template import TemplateSpec
 
 BASE: dict[str, Any] = {
     "metadata": {"labels": {"a": "1"}, "annotations": {}},

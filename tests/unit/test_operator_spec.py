@@ -65,6 +65,48 @@ def test_a_bad_value_is_refused_under_its_path(spec: dict[str, Any], path: str) 
     assert list(errors_of({**MODEL, **spec})) == [path]
 
 
+SERVER = {"name": "server"}
+
+
+@pytest.mark.parametrize(
+    ("overlay", "says"),
+    [
+        ({"containers": ["server"]}, "containers[0]: 'server' must be an item with `name`"),
+        ({"containers": [{"image": "x"}]}, "containers[0]: {'image': 'x'} must be an item with `name`"),
+        ({"containers": [{"name": ["server"]}]}, "containers[0]: {'name': ['server']} must be an item with `name`"),
+        ({"containers": [{"name": 1}]}, "containers[0]: {'name': 1} must be an item with `name`"),
+        ({"containers": {"server": {}}}, "containers: must be a list of items with `name`"),
+        ({"containers": None}, "containers: the container server cannot be removed"),
+        ({"volumes": "models"}, "volumes: must be a list of items with `name`"),
+        ({"containers": [{**SERVER, "env": {"A": "1"}}]}, "containers[0].env: must be a list of items with `name`"),
+        ({"containers": [{**SERVER, "env": ["A=1"]}]}, "containers[0].env[0]: 'A=1' must be an item with `name`"),
+        (
+            {"containers": [{**SERVER, "env": [{"name": "A", "value": 1}]}]},
+            "containers[0].env[0].value: 1 is no text; write it in quotes",
+        ),
+        (
+            {"containers": [{**SERVER, "ports": [8000]}], "initContainers": [1]},
+            "initContainers[0]: 1 must be an item with `name`; "
+            "containers[0].ports[0]: 8000 must be an item with `containerPort`",
+        ),
+    ],
+)
+def test_an_overlay_that_cannot_be_merged_is_refused_with_the_place_of_each_mistake(
+    overlay: dict[str, Any], says: str
+) -> None:
+    """The CRD lets any overlay through; merging one of these failed for ever, and only the log said so."""
+    assert errors_of({**MODEL, "template": {"spec": overlay}}) == {"spec.template.spec": says}
+
+
+def test_an_overlay_may_use_the_names_of_lists_elsewhere_and_take_lists_away() -> None:
+    overlay = {
+        "nodeSelector": {"env": "prod", "ports": "many"},
+        "imagePullSecrets": None,
+        "containers": [{**SERVER, "ports": None, "env": [{"name": "A", "valueFrom": {"fieldRef": {}}}, {"name": "B"}]}],
+    }
+    assert parse_spec({**MODEL, "template": {"spec": overlay}}).template.spec == overlay
+
+
 @pytest.mark.parametrize(
     ("uri", "parsed"),
     [

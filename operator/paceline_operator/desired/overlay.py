@@ -9,18 +9,10 @@ Source of the merge keys: the `patchMergeKey` tags of Kubernetes' core/v1 PodSpe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from paceline_operator.cluster import Manifest
-from paceline_operator.spec import TemplateSpec
-
-_MERGED_BY: Final[Mapping[str, str]] = MappingProxyType(
-    {"containers": "name", "initContainers": "name", "ports": "containerPort"}
-)
-_REPLACED_BY: Final[Mapping[str, str]] = MappingProxyType(
-    {"volumes": "name", "env": "name", "volumeMounts": "mountPath", "imagePullSecrets": "name"}
-)
+from paceline_operator.template import MERGED_BY, REPLACED_BY, TemplateSpec
 
 
 def merge_pod(template: Manifest, overlay: TemplateSpec) -> Manifest:
@@ -44,9 +36,9 @@ def _merge_value(key: str, base: Any, overlay: Any) -> Any:
     if isinstance(overlay, Mapping):
         return _merge(base if isinstance(base, Mapping) else {}, overlay)
     if isinstance(base, list) and isinstance(overlay, list):
-        if identity := _MERGED_BY.get(key):
+        if identity := MERGED_BY.get(key):
             return _merge_items(base, overlay, identity, deep=True)
-        if identity := _REPLACED_BY.get(key):
+        if identity := REPLACED_BY.get(key):
             return _merge_items(base, overlay, identity, deep=False)
     return overlay
 
@@ -55,6 +47,6 @@ def _merge_items(base: list[Any], overlay: list[Any], identity: str, *, deep: bo
     """Items of `base` in their order, changed or replaced by their namesakes in `overlay`, then the new ones."""
     items = {item[identity]: item for item in base}
     for item in overlay:
-        known = items.get(item.get(identity))
-        items[item.get(identity)] = _merge(known, item) if deep and known else item
+        known = items.get(item[identity])
+        items[item[identity]] = _merge(known, item) if deep and known else item
     return list(items.values())
