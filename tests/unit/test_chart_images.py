@@ -157,19 +157,33 @@ def test_a_dockerfile_passes_the_linter(dockerfile: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def run_step(wanted: str, program: str, variant: str, folder: Path) -> tuple[int, str]:
+    """Run the step of Dockerfile.server that has these words, `program` replaced by an echo: exit code and output."""
+    (step,) = [rest for word, rest in instructions("Dockerfile.server") if word == "RUN" and wanted in rest]
+    for name, body in ((program, 'echo "$@"'), ("rm", "")):
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+    environment = {"PATH": str(folder), "VARIANT": variant, "TORCH_CPU_INDEX": "INDEX"}
+    done = subprocess.run(["/bin/sh", "-c", step], env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout.strip()
+
+
 def test_the_server_image_refuses_a_variant_that_it_does_not_know(tmp_path: Path) -> None:
     """The case in the Dockerfile is run by a shell, with pip replaced by an echo."""
-    (step,) = [rest for word, rest in instructions("Dockerfile.server") if word == "RUN" and "VARIANT" in rest]
-    pip = tmp_path / "pip"
-    pip.write_text('#!/bin/sh\necho "$@"\n')
-    pip.chmod(0o755)
-    said = {}
-    for variant in ("cuda", "cpu", "rocm"):
-        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "VARIANT": variant, "TORCH_CPU_INDEX": "INDEX"}
-        done = subprocess.run(["sh", "-c", step], env=environment, capture_output=True, text=True, check=False)
-        said[variant] = (done.returncode, done.stdout.strip())
+    said = {variant: run_step("pip install", "pip", variant, tmp_path) for variant in ("cuda", "cpu", "rocm")}
     assert said == {
         "cuda": (0, "install --no-cache-dir ./server"),
         "cpu": (0, "install --no-cache-dir --extra-index-url INDEX ./server"),
         "rocm": (1, ""),
     }
+
+
+def test_the_server_image_for_gpus_has_the_compiler_that_triton_asks_for(tmp_path: Path) -> None:
+    """And the headers that gcc only recommends; the image for CPUs needs neither."""
+    code, said = run_step("apt-get", "apt-get", "cuda", tmp_path)
+    assert (code, said.splitlines()[-1].split()[-2:]) == (0, ["gcc", "libc6-dev"])
+    assert run_step("apt-get", "apt-get", "cpu", tmp_path) == (0, "")
+    everything = instructions("Dockerfile.server")
+    last_from = max(index for index, (word, _) in enumerate(everything) if word == "FROM")
+    assert any("apt-get" in rest for _, rest in everything[last_from:])

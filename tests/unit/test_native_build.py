@@ -122,7 +122,8 @@ def test_a_model_that_the_kernels_do_not_do_gets_the_reference_and_a_line_that_s
     assert "does not do model_type mixtral" in caplog.text
 
 
-def test_auto_takes_the_kernels_where_they_can_run_and_the_reference_elsewhere() -> None:
+def test_auto_takes_the_kernels_where_they_can_run_and_the_reference_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "cc")
     assert choose() == "cpu"
     assert choose("float16") == "reference"
     assert choose(device="cuda") == "triton"
@@ -163,6 +164,22 @@ def test_a_gpu_without_triton_gets_the_reference_and_a_line_that_says_why(
     with caplog.at_level(logging.WARNING, logger=backend.log.name):
         assert choose(device="cuda") == "reference"
     assert "needs the package triton" in caplog.text
+
+
+def test_a_gpu_without_a_c_compiler_gets_the_reference_and_a_line_that_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Triton would fail at the first launch, in the warm-up, at every start."""
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with caplog.at_level(logging.WARNING, logger=backend.log.name):
+        assert choose(device="cuda") == "reference"
+    assert "install gcc" in caplog.text
+    with pytest.raises(InvalidConfiguration, match="attention_backend: triton needs a C compiler"):
+        choose(device="cuda", attention_backend="triton")
+    monkeypatch.setenv("CC", "/opt/cc")
+    assert choose(device="cuda") == "triton"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -169,11 +170,19 @@ def _best_backend(config: Mapping[str, Any], dtype: str, device: str) -> str:
 
 
 def _triton_obstacle(device: str) -> str | None:
-    if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if device != "cuda" and not interpreted:
         return f"needs engine.device cuda, not {device}"
     if importlib.util.find_spec("triton") is None:
         return "needs the package triton, which builds of torch for CUDA bring along"
+    if not interpreted and not _has_c_compiler():
+        return "needs a C compiler for the launcher of its kernels: install gcc, or name one in CC"
     return None
+
+
+def _has_c_compiler() -> bool:
+    """Whether Triton will find one. Source: `_find_compiler` of triton/runtime/build.py."""
+    return bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
 
 
 def _obstacle(config: Mapping[str, Any], dtype: str, device: str) -> str | None:
