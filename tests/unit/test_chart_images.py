@@ -61,10 +61,19 @@ def test_every_copy_from_the_repository_is_of_something_that_is_there(dockerfile
         if word in ("COPY", "ADD") and "--from=" not in rest
         for source in rest.split()[:-1]
     ]
-    assert sources == [f"{PACKAGES[dockerfile]}/"]
-    for source in sources:
-        assert (ROOT / source / "pyproject.toml").is_file()
-        assert not ignored(f"{source}pyproject.toml")
+    package = PACKAGES[dockerfile]
+    assert sources == ["constraints.txt", f"{package}/"]
+    for needed in ("constraints.txt", f"{package}/pyproject.toml"):
+        assert (ROOT / needed).is_file()
+        assert not ignored(needed)
+
+
+@pytest.mark.parametrize("dockerfile", PACKAGES)
+def test_images_have_the_versions_that_everything_is_tested_with(dockerfile: str) -> None:
+    installs = [rest for word, rest in instructions(dockerfile) if word == "RUN" and "pip install" in rest]
+    assert installs
+    for step in installs:
+        assert step.count("pip install") == step.count("--constraint constraints.txt")
 
 
 def test_the_build_context_holds_the_packages_and_nothing_that_is_made_from_them() -> None:
@@ -72,7 +81,12 @@ def test_the_build_context_holds_the_packages_and_nothing_that_is_made_from_them
     assert not ignored("operator/paceline_operator/py.typed")
     for path in (".git/config", ".venv/bin/python", "tests/conftest.py", "README.md", "helm/paceline/values.yaml"):
         assert ignored(path), path
-    for path in ("server/paceline_server/__pycache__/cli.pyc", "operator/paceline_operator.egg-info/PKG-INFO"):
+    made = (
+        "server/paceline_server/__pycache__/cli.pyc",
+        "operator/paceline_operator.egg-info/PKG-INFO",
+        "server/paceline_server/model/csrc/built/paceline-avx2-0.so",
+    )
+    for path in made:
         assert ignored(path), path
 
 
@@ -173,8 +187,8 @@ def test_the_server_image_refuses_a_variant_that_it_does_not_know(tmp_path: Path
     """The case in the Dockerfile is run by a shell, with pip replaced by an echo."""
     said = {variant: run_step("pip install", "pip", variant, tmp_path) for variant in ("cuda", "cpu", "rocm")}
     assert said == {
-        "cuda": (0, "install --no-cache-dir ./server"),
-        "cpu": (0, "install --no-cache-dir --extra-index-url INDEX ./server"),
+        "cuda": (0, "install --no-cache-dir --constraint constraints.txt ./server"),
+        "cpu": (0, "install --no-cache-dir --constraint constraints.txt --extra-index-url INDEX ./server"),
         "rocm": (1, ""),
     }
 

@@ -113,6 +113,20 @@ def test_without_a_compiler_what_needs_the_kernels_is_refused(engine: dict[str, 
         choose(**engine)
 
 
+def test_a_library_that_cannot_be_loaded_is_as_good_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that was compiled for a newer C library raises OSError as well."""
+    damaged = tmp_path / "kernels.so"
+    damaged.write_text("no library")
+    monkeypatch.setattr(native, "library", lambda: native.Library(str(damaged)))
+    with caplog.at_level(logging.WARNING, logger=backend.log.name):
+        assert choose() == "reference"
+    assert str(damaged) in caplog.text
+    with pytest.raises(NativeUnavailable, match="cannot be loaded"):
+        choose(attention_backend="cpu")
+
+
 def test_a_model_that_the_kernels_do_not_do_gets_the_reference_and_a_line_that_says_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline_server.errors import OutOfMemory
+from paceline_server.errors import NativeUnavailable, OutOfMemory
 from paceline_server.model.formats import Numbers
 from paceline_server.model.native_build import best_instruction_set, find_or_build
 
@@ -118,11 +118,18 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 class Library:
-    """The functions of one compiled library, checked by their declared types."""
+    """The functions of one compiled library, checked by their declared types.
+
+    Raises:
+        NativeUnavailable: it cannot be loaded here, such as one that was compiled for a newer C library.
+    """
 
     def __init__(self, path: str) -> None:
         self._functions: dict[str, Any] = {}
-        library = ctypes.CDLL(path)
+        try:
+            library = ctypes.CDLL(path)
+        except OSError as error:
+            raise NativeUnavailable(f"the CPU kernels cannot be loaded: {error}; remove {path}") from error
         for name, (result, arguments) in _SIGNATURES.items():
             function = library[f"paceline_{name}"]
             function.restype = result
@@ -171,7 +178,7 @@ def library() -> Library:
     """The library for this processor, compiled at the first call on a machine.
 
     Raises:
-        NativeUnavailable: see `native_build.find_or_build`.
+        NativeUnavailable: see `native_build.find_or_build` and `Library`.
     """
     return Library(str(find_or_build(best_instruction_set())))
 
