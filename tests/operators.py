@@ -52,6 +52,10 @@ class OperatorProcess:
         ports = (self._health_port, "healthz"), (self._metrics_port, "metrics")
         return all(http_ok(f"http://127.0.0.1:{port}/{path}") for port, path in ports)
 
+    def is_ready(self) -> bool:
+        """Whether the readiness probe would pass."""
+        return http_ok(f"http://127.0.0.1:{self._health_port}/readyz")
+
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics_port}/metrics", timeout=5) as response:

@@ -1,7 +1,7 @@
 """Whether the API server knows LLMServices as this operator does: the CRD is there, and not older than the operator.
 
 An API server drops fields that its CRD lacks without a word, so an operator beside an old CRD would act on half of what
-a user wrote. Asked by `run` before anything is watched; what is amiss is said in the log and at /readyz.
+a user wrote. Asked by `run` before it takes the lease; what is amiss is said in the log and at /readyz.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class CrdWatch:
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
-        self._complaint: str | None = None
+        self._complaint: str | None = "the CRD has not been looked at yet"
 
     @property
     def complaint(self) -> str | None:
-        """What is wrong with the CRD, and the remedy; None when nothing is, or nobody has looked yet."""
+        """What is wrong with the CRD, and the remedy; None when nothing is."""
         return self._complaint
 
     async def wait(self) -> None:

@@ -18,7 +18,7 @@ async def serving(
     """Serve while the context lasts. Both functions are asked at every probe.
 
     A replica that waits for the lease is ready: it can take over, and an upgrade needs it to be ready before the old
-    one goes. One that has a complaint is not, so that `helm install --wait` fails with it.
+    one goes. One that has a complaint is not: `helm install --wait` fails with it, and an upgrade keeps the old one.
     """
 
     async def healthz(_: web.Request) -> web.Response:

@@ -1,6 +1,7 @@
 """`paceline operator`: everything wired together, run until the process is told to end or loses its lease.
 
-Called by `cli`. Order matters: endpoints first, then the lease, and only with the lease anything that writes.
+Called by `cli`. Order matters: endpoints first, then the CRD, so that an operator which cannot act is not ready and the
+one before it stays; then the lease, and only with the lease anything that writes.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ async def _run(settings: OperatorSettings) -> None:
     async with await KubeClient.connect(kubeconfig) as client, await KubeClient.connect(kubeconfig) as for_lease:
         operator = _Operator(client, for_lease, settings)
         async with operator.serving():
-            if not await _until(stop, operator.lease.acquire()):
+            if not await _until(stop, operator.stand_by()):
                 return
             metrics.LEADER.set(1)
             try:
@@ -84,6 +85,11 @@ class _Operator:
             metrics_port=self._settings.metrics_port,
         )
 
+    async def stand_by(self) -> None:
+        """Wait until the API server knows services as this operator does, then for the lease."""
+        await self._crd.wait()
+        await self.lease.acquire()
+
     async def lead(self) -> None:
         """Hold the lease, and act meanwhile. The first part that fails takes the others with it."""
         async with asyncio.TaskGroup() as group:
@@ -91,8 +97,7 @@ class _Operator:
             group.create_task(self._act())
 
     async def _act(self) -> None:
-        """Everything that writes on behalf of services, once the API server knows them."""
-        await self._crd.wait()
+        """Everything that writes on behalf of services."""
         queue, namespaces = KeyedQueue(), self._settings.namespaces
         connector = aiohttp.TCPConnector(limit=_SCRAPE_CONNECTIONS)
         async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:

@@ -210,16 +210,20 @@ def bare_server(tmp_path: Path, api_server: ApiServer) -> Iterator[ApiServer]:
 
 
 def test_an_operator_that_is_there_before_its_crd_picks_it_up(bare_server: ApiServer, tmp_path: Path) -> None:
-    """The order of installation does not matter."""
+    """The order of installation does not matter; until then it is not ready, and leaves the lease to others."""
     kubectl = bare_server.kubectl
     operator = OperatorProcess(
         tmp_path / "early.log", kubeconfig=str(bare_server.kubeconfig), lease_namespace="default"
     )
     try:
-        eventually(operator.leads)
+        eventually(lambda: "is not installed" in operator.process.log.read_text())
+        assert not operator.is_ready()
+        assert not kubectl.exists("lease", "paceline-operator", "-n", "default")
         kubectl("apply", "-f", str(ROOT / "crds/llmservices.paceline.dev.yaml"))
         kubectl("wait", "--for=condition=Established", "crd/llmservices.paceline.dev", "--timeout=30s")
         kubectl.apply(llmservice("demo"))
         eventually(lambda: len(children(kubectl, "default")) == 3)
+        assert operator.is_ready()
+        assert operator.leads()
     finally:
         operator.stop()
