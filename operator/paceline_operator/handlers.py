@@ -10,7 +10,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 import kopf
@@ -23,6 +22,7 @@ from paceline_operator.kube import Credentials
 # kopf logs every event that it hands over; what we do about them is ours to log.
 logging.getLogger("kopf.objects").setLevel(logging.WARNING)
 
+_PODS: Final = ("v1", "pods")
 _CHILD_RESOURCES: Final = (
     ("v1", "configmaps"),
     ("v1", "services"),
@@ -30,7 +30,7 @@ _CHILD_RESOURCES: Final = (
     ("policy", "v1", "poddisruptionbudgets"),
     ("autoscaling", "v2", "horizontalpodautoscalers"),
 )
-_OURS: Final[Mapping[str, str]] = MappingProxyType({names.LABEL_MANAGED_BY: names.LABEL_MANAGED_BY_VALUE})
+_OURS: Final = f"{names.LABEL_MANAGED_BY}={names.LABEL_MANAGED_BY_VALUE}"
 
 # A watch ends by itself now and then, and is given up when nothing at all arrives, so that a connection that was cut
 # without a word is noticed within about a minute.
@@ -85,6 +85,9 @@ def _settings() -> Any:
     settings.watching.server_timeout = _SERVER_TIMEOUT
     settings.watching.client_timeout = _CLIENT_TIMEOUT
     settings.watching.connect_timeout = _CONNECT_TIMEOUT
+    for resource in (_PODS, *_CHILD_RESOURCES):
+        # By the API server: a cluster has many objects that are none of ours, and they change all the time.
+        settings.watching.label_selectors[resource] = _OURS
     settings.networking.request_timeout = _REQUEST_TIMEOUT
     return settings
 
@@ -118,8 +121,8 @@ def _registry(enqueue: Callable[[Key], None], login: Callable[[], Awaitable[Cred
     kopf.on.login(registry=registry)(log_in)
     kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)(service_changed)
     for resource in _CHILD_RESOURCES:
-        kopf.on.event(*resource, id="/".join(resource), labels=_OURS, registry=registry)(child_changed)
-    kopf.on.event("v1", "pods", labels=_OURS, registry=registry)(pod_changed)
+        kopf.on.event(*resource, id="/".join(resource), registry=registry)(child_changed)
+    kopf.on.event(*_PODS, registry=registry)(pod_changed)
     return registry
 
 
