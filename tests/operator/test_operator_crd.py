@@ -69,7 +69,8 @@ def test_the_model_alone_is_enough_and_applying_again_changes_nothing(api_server
     kubectl.apply(llmservice(), namespace=namespace)
     stored = kubectl.get("llm", "demo", *here)
     spec = stored["spec"]
-    assert (spec["replicas"], spec["resources"]) == (1, {"limits": {"nvidia.com/gpu": "1"}})
+    resources = {"limits": {"nvidia.com/gpu": "1"}, "requests": {"cpu": "1", "memory": "4Gi"}}
+    assert (spec["replicas"], spec["resources"]) == (1, resources)
     assert (spec["drainSeconds"], spec["startupSeconds"]) == (60, 1800)
     kubectl.apply(llmservice(), namespace=namespace)
     assert kubectl.get("llm", "demo", *here)["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]

@@ -25,6 +25,7 @@ def test_the_model_is_the_only_required_field() -> None:
     spec = parse_spec(MODEL)
     assert (spec.replicas, spec.drain_seconds, spec.startup_seconds, spec.autoscaling) == (1, 60, 1800, None)
     assert spec.resources.limits == {"nvidia.com/gpu": "1"}
+    assert set(spec.resources.requests) == {"cpu", "memory"}, "a pod without these is evicted first"
     assert errors_of({}) == {"spec.model": "required"}
 
 
