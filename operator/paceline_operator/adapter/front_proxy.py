@@ -88,6 +88,7 @@ def _make_context(front_proxy: FrontProxy, certificate: ServingCertificate) -> s
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_OPTIONAL
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the authority may be an intermediate one, as Go takes it
     context.options |= ssl.OP_NO_TICKET  # a resumed session would skip the check against a changed authority
     context.load_verify_locations(cadata=front_proxy.authority)
     certificate.load_into(context)
