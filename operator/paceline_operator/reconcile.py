@@ -18,9 +18,10 @@ from paceline_operator.failures import Failure, is_waiting_silently
 from paceline_operator.leftovers import find_leftovers
 from paceline_operator.ownership import identity, is_alive, is_of_namesake, is_ours
 from paceline_operator.spec import LLMService, parse_service
-from paceline_operator.status import assess, compute_conditions, render_status
+from paceline_operator.status import Situation, assess, compute_conditions, render_status
 
-# What a refused child waits for (a quota, a permission) comes without an event about our objects.
+# What a refused child waits for (a quota, a permission), or somebody else's object that has its name, comes and goes
+# without an event about our objects.
 REFUSED_RETRY_SECONDS: Final = 20.0
 # A pod that waits silently changes no status when a warning about it appears.
 SILENT_PODS_SECONDS: Final = 10.0
@@ -93,8 +94,16 @@ def _report(
     if status != stored:
         events = conditions.transition_events(metadata["uid"], stored.get("conditions", ()), fresh)
         news = (PatchStatus(metadata["uid"], status, metadata.get("resourceVersion")), *events)
-    silent = any(is_waiting_silently(pod) for pod in situation.census.active)
-    return Plan((*changes, *news), SILENT_PODS_SECONDS if silent else None)
+    return Plan((*changes, *news), _look_again_after(situation))
+
+
+def _look_again_after(situation: Situation) -> float | None:
+    """Seconds, where what the service waits for comes without an event."""
+    if any(is_waiting_silently(pod) for pod in situation.census.active):
+        return SILENT_PODS_SECONDS
+    if situation.failure and situation.failure.reason == conditions.NAME_CONFLICT:
+        return REFUSED_RETRY_SECONDS
+    return None
 
 
 def _changes(service: LLMService, desired: Desired, observed: Observed) -> tuple[Action, ...]:

@@ -84,6 +84,21 @@ async def test_a_foreign_object_of_a_childs_name_is_neither_adopted_nor_overwrit
     assert stage.verdict() == ("False", "CreatingPods")
 
 
+async def test_a_name_that_somebody_else_has_is_looked_at_again_before_the_full_list() -> None:
+    """Nobody tells the operator when an object that is not its own goes."""
+    stage = Stage()
+    foreign = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "smollm2", "namespace": "default", "uid": "x"},
+    }
+    stage.cluster.children[KEY, "Service", "smollm2"] = foreign
+    again = await reconcile(stage.cluster, KEY, IMAGE, lambda: NOW)
+    assert again == reconcile_module.REFUSED_RETRY_SECONDS
+    del stage.cluster.children[KEY, "Service", "smollm2"]
+    assert await reconcile(stage.cluster, KEY, IMAGE, lambda: NOW) is None
+
+
 async def test_a_recreated_service_waits_for_its_predecessors_children() -> None:
     """They are on their way out; adopting them would let the garbage collector take them under our feet."""
     stage = await serving()
