@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from paceline_operator.cluster import Manifest
-from paceline_operator.errors import ClusterUnavailable, LeaseLost, PacelineError, StaleObservation
+from paceline_operator.errors import ClusterUnavailable, LeaseLost, PacelineError, RequestRefused, StaleObservation
 from paceline_operator.kube import KubeClient
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Lease:
             logger.warning("lease not released: %r", error)
 
     async def _try(self) -> bool:
-        """Take or renew the lease if it is ours, free or silent. False when it is not, or nobody can tell."""
+        """Take or renew the lease if it is ours, free or silent. False when it is not, we may not, or cannot tell."""
         started = self._clock()
         try:
             async with asyncio.timeout(self._seconds * _GIVE_UP_REQUEST):
@@ -106,6 +106,9 @@ class Lease:
                     return False
                 await self._write(lease, self._identity)
         except StaleObservation:
+            return False
+        except RequestRefused as error:
+            logger.error("lease %s refused (%d): %s; grant get, create and update", self._path, error.status, error)
             return False
         except (ClusterUnavailable, TimeoutError) as error:
             logger.warning("lease not reached: %r", error)
@@ -145,7 +148,7 @@ class Lease:
 
 
 def _spec(lease: Manifest) -> dict[str, Any]:
-    """The lease's spec; the chart makes the object without one, so that the operator need not create it."""
+    """The lease's spec; the chart makes the object without one."""
     return lease.get("spec") or {}
 
 

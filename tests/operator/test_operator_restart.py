@@ -195,6 +195,9 @@ def test_the_rights_in_the_chart_are_enough(
         kubectl.apply(llmservice("demo"), namespace=namespace)
         eventually(lambda: observed_by_all(kubectl, namespace, 2) and not kubectl.exists("hpa", "-n", namespace))
         assert kubectl.get("events", "-n", namespace, "--field-selector=involvedObject.kind=LLMService")["items"]
+        kubectl("delete", "lease", "paceline-operator", "-n", namespace)
+        kubectl("wait", "--for=create", "lease/paceline-operator", "-n", namespace, "--timeout=30s")
+        eventually(operator.leads)
         assert f"system:serviceaccount:{namespace}:operator" not in operator.process.log.read_text()  # … cannot …
     finally:
         kubectl("delete", "clusterrole,clusterrolebinding", namespace)

@@ -299,6 +299,15 @@ def test_the_operator_never_writes_the_users_specification(default: Objects) -> 
     assert verbs == {"get", "list", "watch"}
 
 
+def test_the_operator_may_make_its_lease_again_in_its_own_namespace_alone(default: Objects) -> None:
+    """One that somebody has deleted: the chart makes it once, and a right to create cannot be given by name."""
+    lease = ("coordination.k8s.io", "leases")
+    name = ("paceline-operator",)
+    rights = {right[2:] for right in rules_of(default, "operator") if right[:2] == lease}
+    assert rights == {("get", name), ("update", name), ("create", ())}
+    assert "leases" not in str(default["ClusterRole", "paceline-operator"]["rules"])
+
+
 def test_the_hpa_may_read_exactly_the_metrics_that_the_adapter_serves(default: Objects) -> None:
     (rule,) = default["ClusterRole", "paceline-adapter-metrics-reader"]["rules"]
     assert set(rule["resources"]) == {f"{RESOURCE}/{metric}" for metric in METRICS}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline_operator.cluster import Manifest
-from paceline_operator.errors import ClusterUnavailable, LeaseLost, StaleObservation
+from paceline_operator.errors import ClusterUnavailable, LeaseLost, RequestRefused, StaleObservation
 from paceline_operator.lease import Lease
 
 SECONDS = 15.0
@@ -21,6 +21,7 @@ class FakeLeases:
     def __init__(self, lease: Manifest | None = None) -> None:
         self.lease = lease
         self.away = False
+        self.forbidden = False
         self.hangs = False
         self._version = 0
 
@@ -35,6 +36,8 @@ class FakeLeases:
         """The stored lease."""
         if self.away:
             raise ClusterUnavailable("away")
+        if self.forbidden:
+            raise RequestRefused(403, "User operator cannot get resource leases")
         if self.hangs:
             await asyncio.Event().wait()
         return copy.deepcopy(self.lease)
@@ -118,10 +121,31 @@ async def test_somebody_elses_lease_is_not_released(leases: FakeLeases) -> None:
 
 
 async def test_an_empty_lease_of_the_chart_is_taken() -> None:
-    """The chart makes the object, so that the operator needs no right to create leases."""
+    """The chart makes the object, so that it goes with the release."""
     leases = FakeLeases({"metadata": {"name": "lease", "namespace": "ns"}})
     assert await Candidate(leases, "one").tries()
     assert leases.spec["holderIdentity"] == "one"
+
+
+async def test_a_lease_that_was_deleted_is_made_again(leases: FakeLeases) -> None:
+    """By the next that wants it, its holder before all."""
+    one = Candidate(leases, "one")
+    await one.tries()
+    leases.lease = None
+    assert await one.tries()
+    assert leases.spec["holderIdentity"] == "one"
+
+
+async def test_a_lease_that_we_may_not_have_is_said_with_the_rights_that_are_missing(
+    leases: FakeLeases, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And tried again, since rights come too: an operator that ends instead is restarted to no avail."""
+    leases.forbidden = True
+    one = Candidate(leases, "one")
+    assert not await one.tries()
+    assert "cannot get resource leases; grant get, create and update" in caplog.text
+    leases.forbidden = False
+    assert await one.tries()
 
 
 async def test_of_two_that_write_at_the_same_time_one_wins(leases: FakeLeases) -> None:
