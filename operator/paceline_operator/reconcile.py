@@ -5,7 +5,7 @@ Called by the queue of `handlers` for a cluster and by `local` for this machine,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -40,7 +40,7 @@ async def reconcile(
     try:
         await cluster.execute(key, plan)
     except ChildRefused as refusal:
-        await cluster.execute(key, explain(observed, clock(), refusal))
+        await cluster.execute(key, explain(await cluster.observe(key), clock(), refusal))
         return REFUSED_RETRY_SECONDS
     return plan.requeue_after
 
@@ -60,7 +60,9 @@ def decide(observed: Observed, server_image: str, now: datetime) -> Plan:
 
 
 def explain(observed: Observed, now: datetime, refusal: ChildRefused) -> Plan:
-    """The status of a service of which a child was refused: what runs is still what ran before."""
+    """The status of a service of which a child was refused, observed after that: earlier children have been applied."""
+    if observed.service is None or not is_alive(observed.service):
+        return Plan()
     return _report(observed, _last_revision(observed), now, Failure(conditions.CHILD_REFUSED, str(refusal)))
 
 
@@ -75,8 +77,7 @@ def choose_image(service: LLMService, default_image: str, deployment: Manifest |
     running_image = metadata.get("annotations", {}).get(names.ANNOTATION_SERVER_IMAGE)
     if deployment is None or running_image in (None, default_image):
         return default_image
-    template_labels = deployment["spec"]["template"]["metadata"].get("labels", {})
-    unchanged = render(service, running_image).revision == template_labels.get(names.LABEL_REVISION)
+    unchanged = render(service, running_image).revision == _template_labels(deployment).get(names.LABEL_REVISION)
     return str(running_image) if unchanged else default_image
 
 
@@ -143,5 +144,14 @@ def _deployment(observed: Observed) -> Manifest | None:
 
 
 def _last_revision(observed: Observed) -> str:
+    """The revision that runs or is being rolled out, whatever the specification says by now."""
     assert observed.service is not None
+    deployment = _deployment(observed)
+    if deployment and is_ours(deployment, observed.service["metadata"]["uid"]):
+        return str(_template_labels(deployment).get(names.LABEL_REVISION, ""))
     return str(observed.service.get("status", {}).get("revision", ""))
+
+
+def _template_labels(deployment: Manifest) -> Mapping[str, str]:
+    labels: Mapping[str, str] = deployment["spec"]["template"]["metadata"].get("labels") or {}
+    return labels

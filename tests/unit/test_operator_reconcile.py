@@ -9,8 +9,8 @@ import pytest
 from reconciling import IMAGE, KEY, Stage, kinds, serving
 
 from paceline_operator import reconcile as reconcile_module
-from paceline_operator.cluster import Delete
-from paceline_operator.errors import StaleObservation
+from paceline_operator.cluster import Delete, Observed, Plan
+from paceline_operator.errors import ChildRefused, StaleObservation
 from paceline_operator.reconcile import reconcile
 from paceline_operator.testing import NOW, key_of
 
@@ -130,6 +130,25 @@ async def test_a_refused_child_is_explained_and_tried_again() -> None:
     stage.cluster.refusals.clear()
     assert kinds(await stage.reconcile()) == ["Deployment", "PodDisruptionBudget"]
     assert stage.verdict() == ("False", "CreatingPods")
+
+
+async def test_when_a_late_child_is_refused_the_status_tells_of_what_was_applied_before_it() -> None:
+    """The Deployment has been applied by then: its new pods are the ones that count."""
+    stage = await serving()
+    before = stage.service["status"]["revision"]
+    stage.edit(engine={"maxModelLen": 512}, replicas=2)
+    del stage.cluster.children[KEY, "PodDisruptionBudget", "smollm2"]
+    stage.cluster.refusals["PodDisruptionBudget"] = "forbidden"
+    await stage.reconcile()
+    revision = stage.deployment["spec"]["template"]["metadata"]["labels"]["paceline.dev/revision"]
+    assert revision != before
+    assert stage.service["status"]["revision"] == revision
+    assert stage.verdict("Degraded") == ("True", "ChildRefused")
+
+
+async def test_a_service_that_went_while_a_child_was_refused_needs_no_explanation() -> None:
+    refusal = ChildRefused("Deployment", "smollm2", "forbidden")
+    assert reconcile_module.explain(Observed(None), NOW, refusal) == Plan()
 
 
 async def test_a_child_that_was_swapped_meanwhile_is_left_alone() -> None:
