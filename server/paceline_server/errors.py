@@ -28,6 +28,7 @@
         ├── EngineUnavailable       503 with Retry-After: not ready yet, or restarting
         ├── DeadlineExceeded        504: the request's time was over before its first token
         ├── TierNotAllowed          403: the caller may not use this tier or priority
+        ├── NotLocal                403: asked over the network for what only the server's own host may ask
         └── EngineLost              500: the engine died while it worked on this request
 
 Callers: startup errors are translated in `cli` (exit code, termination log), request errors in the gateway's one
@@ -272,6 +273,13 @@ class DeadlineExceeded(RequestError):
 
 class TierNotAllowed(RequestError):
     """The caller asks for a tier or a priority that it may not use."""
+
+    status = 403
+    type = "invalid_request_error"
+
+
+class NotLocal(RequestError):
+    """Asked over the network for what only a process of the server's own host, or pod, may ask."""
 
     status = 403
     type = "invalid_request_error"

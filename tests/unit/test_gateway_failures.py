@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from paceline_server.engine.interface import EmbeddingOutput, EmbeddingRequest, Task
 from paceline_server.engine.status import EngineStats
-from paceline_server.errors import EngineLost
+from paceline_server.errors import EngineLost, NotLocal
 from paceline_server.gateway import stream
-from paceline_server.testing import FakeEngine, Served, served
+from paceline_server.gateway.app import create_app
+from paceline_server.gateway.health import drain
+from paceline_server.gateway.state import GATEWAY
+from paceline_server.testing import FakeEngine, Served, served, server_config
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "tiny", "prompt": "Hi"}
@@ -273,6 +277,24 @@ async def test_an_idle_server_is_drained_at_once(folder: Path) -> None:
         await server.client.post("/drain")
         await server.client.post("/drain")
         await server.gateway.drain.finished()
+
+
+LOCAL = ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1"]
+REMOTE = ["10.0.0.7", "::ffff:10.0.0.7", "fe80::1%eth0"]
+
+
+@pytest.mark.parametrize(("peer", "admitted"), [*((one, True) for one in LOCAL), *((one, False) for one in REMOTE)])
+async def test_only_a_process_of_the_servers_own_host_can_drain_it(folder: Path, peer: str, *, admitted: bool) -> None:
+    """Whoever reaches a Service could otherwise end its replicas, one after the other."""
+    app = create_app(server_config(), FakeEngine(folder))
+    request = make_mocked_request("POST", "/drain", app=app).clone(remote=peer)
+    if admitted:
+        assert (await drain(request)).status == 202
+    else:
+        with pytest.raises(NotLocal) as refused:
+            await drain(request)
+        assert (refused.value.status, refused.value.code) == (403, "local_only")
+    assert app[GATEWAY].drain.begun is admitted
 
 
 def _address(server: Served) -> tuple[str, int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Any
 
 from aiohttp import web
 
 from paceline_server.engine.status import EngineStatus
+from paceline_server.errors import NotLocal
 from paceline_server.gateway.metrics import CONTENT_TYPE
 from paceline_server.gateway.stall import hung, stalled
 from paceline_server.gateway.state import GATEWAY, Gateway
@@ -27,7 +29,13 @@ async def readyz(request: web.Request) -> web.Response:
 
 
 async def drain(request: web.Request) -> web.Response:
-    """Begin to drain. Answers at once; the process ends when the running requests have."""
+    """Begin to drain. Answers at once; the process ends when the running requests have.
+
+    Raises:
+        NotLocal: whoever reaches a Service could end its replicas, one after the other.
+    """
+    if not _is_loopback(request.remote):
+        raise NotLocal("/drain is for the server's own host: ask through `kubectl port-forward`", code="local_only")
     gateway = request.app[GATEWAY]
     gateway.drain.begin(by_request=True)
     return web.json_response({"draining": True, "running": gateway.drain.running}, status=202)
@@ -54,6 +62,14 @@ def _readiness(gateway: Gateway) -> dict[str, Any]:
         "reason": reason,
         "message": message,
     }
+
+
+def _is_loopback(address: str | None) -> bool:
+    """Whether a peer is on this host, which in a pod is the pod. Of one that is gone already nothing is known."""
+    if not address:
+        return False
+    peer = ip_address(address)
+    return (getattr(peer, "ipv4_mapped", None) or peer).is_loopback
 
 
 def _rounded(seconds: float | None) -> float | None:
