@@ -16,6 +16,7 @@ import pytest
 from paceline_operator.cluster import EmitEvent, Manifest
 from paceline_operator.local.backoff import BackOff
 from paceline_operator.local.machine import Machine
+from paceline_operator.local.placements import Placements
 from paceline_operator.local.plane import Plane
 from paceline_operator.local.runner import Node
 from paceline_operator.local.testing import fake_service
@@ -66,7 +67,7 @@ Start = Callable[..., Awaitable[World]]
 async def running(service: Manifest, folder: Path, machine: Machine) -> AsyncIterator[World]:
     events: list[EmitEvent] = []
     environment = {**os.environ, "PACELINE_MODEL_STORE": str(folder)}
-    node = Node(machine, folder / "pods", folder / "models", environment, BackOff(base=0.05))
+    node = Node(machine, folder / "pods", folder / "gpus", folder / "models", environment, BackOff(base=0.05))
     plane = Plane(service, "image", node, events.append)
     task = asyncio.create_task(plane.run())
     try:
@@ -127,6 +128,19 @@ async def test_a_gpu_that_the_machine_does_not_have_leaves_the_pod_pending_and_s
         await world.until(lambda: world.condition("Ready")[1] == "NoSpareGPU")
         assert "--cpu" in world.condition("Ready")[2]
         assert world.pods[0]["status"]["phase"] == "Pending"
+
+
+async def test_a_gpu_that_another_process_holds_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline_operator.local.runner._RETRY_SECONDS", 0.05)
+    gpu = Machine(cpus=4, memory=8 * 2**30, gpus=("GPU-a",))
+    other = Placements(gpu, tmp_path / "gpus")
+    service = fake_service(resources={"limits": {"nvidia.com/gpu": "1"}})
+    other.take({"metadata": {"name": "other"}, "spec": {"containers": [{"resources": service["spec"]["resources"]}]}})
+    async with running(service, tmp_path, gpu) as world:
+        await world.until(lambda: world.condition("Ready")[1] == "NoSpareGPU")
+        assert "another `paceline up` holds GPU-a" in world.condition("Ready")[2]
+        other.free("other")
+        await world.until(world.is_ready)
 
 
 async def test_a_server_that_stops_answering_its_liveness_probe_is_restarted(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import aiohttp
 
 from paceline_operator.cluster import Manifest
-from paceline_operator.local import machine
 from paceline_operator.local import pod as pods_
+from paceline_operator.local.placements import Placements
 from paceline_operator.local.runner import Node, PodRunner, log_file
 from paceline_operator.local.store import Store
 
@@ -21,7 +21,7 @@ class Kubelet:
         self._store = store
         self._node = node
         self._runners: dict[str, PodRunner] = {}
-        self._placements: dict[str, machine.Placement] = {}
+        self._placements = Placements(node.machine, node.claims)
 
     async def run(self) -> None:
         """Follow the store until cancelled; processes that still run then are killed."""
@@ -57,6 +57,6 @@ class Kubelet:
         try:
             await runner.run()
         finally:
-            self._placements.pop(name, None)
+            self._placements.free(name)
             del self._runners[name]
             self._store.remove("Pod", name)

@@ -1,6 +1,6 @@
 """What this machine has, and which pod fits onto it: the scheduler of local mode.
 
-`place` is pure. The kubelet calls it for every pod before it starts it, with the placements of the pods that run.
+`place` is pure. `placements` calls it for every pod before it starts, with what the pods that run hold.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ A runner belongs to the kubelet. It writes nothing but the status of its pod, an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,20 +24,25 @@ from paceline_operator.local import pod as pods_
 from paceline_operator.local import secrets as secrets_
 from paceline_operator.local.backoff import BackOff
 from paceline_operator.local.errors import CannotStart
+from paceline_operator.local.placements import Placements
 from paceline_operator.local.process import Process, last_words
 from paceline_operator.local.race import first_of, forever
 from paceline_operator.local.store import Store
 
-_RETRY_SECONDS = 2.0  # to look again whether a volume or a secret that was missing is there
+_RETRY_SECONDS = 2.0  # to look again whether a volume, a secret or a GPU that was missing is there
 _DEFAULT_GRACE_SECONDS = 30  # Kubernetes' default of terminationGracePeriodSeconds
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Where pods run: the machine, a folder for their state, and what this process passes on to them."""
+    """Where pods run: the machine, a folder for their state, and what this process passes on to them.
+
+    claims: the folder in which every `paceline up` of this user claims GPUs.
+    """
 
     machine: machine.Machine
     folder: Path
+    claims: Path
     model_store: Path
     environment: Mapping[str, str]
     back_off: BackOff = field(default_factory=BackOff)
@@ -56,7 +62,7 @@ class PodRunner:
         pod: Manifest,
         store: Store,
         node: Node,
-        placements: dict[str, machine.Placement],
+        placements: Placements,
         session: aiohttp.ClientSession,
     ) -> None:
         self._pod = pod
@@ -99,7 +105,7 @@ class PodRunner:
             shutil.rmtree(self._folder / "volumes", ignore_errors=True)
 
     async def _live(self) -> None:
-        placement = self._placements[self._name] = await self._place()
+        placement = await self._place()
         self._update(unschedulable=None, started_at=self._node.clock())
         wait: float | None = None
         while True:
@@ -113,11 +119,12 @@ class PodRunner:
             await self._rest(ended, wait)
 
     async def _place(self) -> machine.Placement:
-        """Wait for room on the machine."""
+        """Wait for room on the machine, which other processes give back without a word."""
         version = -1
         while True:
-            version = await self._store.wait_for_change(version)
-            answer = machine.place(self._pod, self._node.machine, self._placements.values())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._store.wait_for_change(version), _RETRY_SECONDS)
+            answer = self._placements.take(self._pod)
             if isinstance(answer, machine.Placement):
                 return answer
             self._update(unschedulable=answer.message)

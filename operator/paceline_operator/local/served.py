@@ -47,7 +47,7 @@ class Served:
         Raises:
             AddressInUse: another program listens there, or this user may not.
         """
-        node = Node(await machine.detect(), folder.pods, model_store(environment), environment)
+        node = Node(await machine.detect(), folder.pods, folder.gpu_claims, model_store(environment), environment)
         served = cls(Plane(service, IMAGE, node, _ignore), folder)
         host, port = address
         try:

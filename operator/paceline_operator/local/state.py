@@ -7,6 +7,7 @@ The lock is held as long as the process lives, so a snapshot of a process that w
         snapshot.json   the service as it is
         up.log          output of a detached `paceline up`
         pods/POD/server.log
+    ~/.local/state/paceline/.gpus/      locks on GPUs, held by the `paceline up` whose pods use them
 """
 
 from __future__ import annotations
@@ -82,6 +83,11 @@ class StateFolder:
     def pods(self) -> Path:
         """Folder of the pods' state and logs."""
         return self.path / "pods"
+
+    @property
+    def gpu_claims(self) -> Path:
+        """Where GPUs are claimed: one folder for all services. No namespace begins with a dot."""
+        return self.path.parent.parent / ".gpus"
 
     @property
     def log(self) -> Path:
