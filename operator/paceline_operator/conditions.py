@@ -74,6 +74,7 @@ PROGRESS_DEADLINE_EXCEEDED: Final = "ProgressDeadlineExceeded"  # a rollout does
 AUTOSCALING_OFF: Final = "AutoscalingOff"  # spec.autoscaling is absent
 WAITING_FOR_HPA: Final = "WaitingForHPA"  # the HPA has not reported yet
 
+_LONGEST_MESSAGE: Final = 32_768  # characters, the CRD's limit: a status with a longer one would be refused whole
 _WARNING_TYPE: Final = "Warning"
 _NORMAL_TYPE: Final = "Normal"
 # Reasons that are no news when they are the first thing said about a new service.
@@ -114,7 +115,7 @@ def settle(
             "type": condition.type.value,
             "status": condition.status.value,
             "reason": condition.reason,
-            "message": condition.message,
+            "message": condition.message[:_LONGEST_MESSAGE],
             "observedGeneration": generation,
             "lastTransitionTime": _transition_time(since.get(condition.type.value), condition, moment),
         }

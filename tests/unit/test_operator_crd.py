@@ -195,6 +195,13 @@ def test_the_status_has_all_that_the_operator_writes() -> None:
     assert status[scale["labelSelectorPath"].removeprefix(".status.")]["type"] == "string"
 
 
+def test_a_message_is_cut_where_the_crd_ends_it() -> None:
+    """A specification may have any number of mistakes; a status that is too long would be refused for ever."""
+    (condition,) = settle([], [Condition(ConditionType.READY, Truth.FALSE, "InvalidSpec", "ö" * 100_000)], 1, NOW)
+    limits = SCHEMA["properties"]["status"]["properties"]["conditions"]["items"]["properties"]
+    assert len(condition["message"]) == limits["message"]["maxLength"]
+
+
 def test_the_crd_fits_into_a_client_side_apply() -> None:
     """Client-side kubectl keeps the whole object in an annotation, which may not exceed 256 KiB."""
     assert len(PATH.read_bytes()) < 100_000
