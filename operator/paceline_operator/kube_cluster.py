@@ -23,7 +23,7 @@ from paceline_operator.cluster import (
     Plan,
 )
 from paceline_operator.conditions import timestamp
-from paceline_operator.errors import ChildRefused, RequestRefused, StaleObservation
+from paceline_operator.errors import ChildRefused, PacelineError, RequestRefused
 from paceline_operator.failures import is_waiting_silently
 from paceline_operator.kube import KubeClient
 
@@ -124,10 +124,10 @@ class KubeCluster:
         await self._client.apply_object(path, manifest, force=True)
 
     async def _emit(self, key: Key, event: EmitEvent) -> None:
-        """Post an event. One that is refused is not worth failing for: the condition says the same."""
+        """Post an event, once. One that is not posted is lost: the status, which says the same, is stored already."""
         try:
             await self._client.create_object(_collection(_EVENTS, key), _event(key, event, datetime.now(UTC)))
-        except (RequestRefused, StaleObservation) as error:
+        except PacelineError as error:
             logger.warning("%s: event %s not posted: %s", key, event.reason, error)
 
     async def _read_children(self, key: Key, kind: str, name: str) -> tuple[Manifest, ...]:

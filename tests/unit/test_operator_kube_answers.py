@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
-from paceline_operator.cluster import Apply, Key, Plan
+from paceline_operator.cluster import Apply, EmitEvent, Key, Plan
 from paceline_operator.errors import ChildRefused, ClusterUnavailable, PacelineError, RequestRefused, StaleObservation
 from paceline_operator.kube import KubeClient
 from paceline_operator.kube_cluster import KubeCluster
@@ -99,3 +99,11 @@ async def test_a_child_with_a_value_of_the_wrong_type_is_refused_by_its_name() -
     async with answering(500, status_object(WRONG_TYPE)) as kube:
         with pytest.raises(ChildRefused, match=r"Deployment b: .*gpu: expected string"):
             await KubeCluster(kube).execute(Key("a", "b"), Plan((Apply(DEPLOYMENT),)))
+
+
+async def test_an_event_that_is_not_taken_is_lost_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    """The status that it tells of is stored before it: a second pass would find no transition any more."""
+    key, event = Key("a", "b"), EmitEvent("uid", "Warning", "Crashed", "Ready=False: it crashed")
+    async with answering(429, status_object("too many requests")) as kube:
+        await KubeCluster(kube).execute(key, Plan((event,)))
+    assert "a/b: event Crashed not posted" in caplog.text
