@@ -39,7 +39,8 @@ rollout finds the settings that it was made with, and a ConfigMap goes when no p
 child's name that belongs to somebody else is left alone, and the condition says `NameConflict`.
 """
 
-_ENGINE = "The server's own defaults of `spec.engine` are on the page of [settings](settings.md)."
+_ENGINE = """What is left out of `spec.engine` and `spec.scheduling` has the server's own default. Those are on the
+page of settings, which also says [which key each field is](settings.md#in-an-llmservice)."""
 
 _CONDITION_INTRO = """A reason of `Ready` that is not in the table is the server's own (`ModelNotFound`,
 `ModelUnauthorized`, `ModelUnsupported`, `NoGPU`, `OutOfMemory`, `InvalidConfiguration`, `NativeUnavailable`,

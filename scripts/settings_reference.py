@@ -25,9 +25,22 @@ TARGET = Path(__file__).parents[1] / "docs" / "reference" / "settings.md"
 _HEADER = """# Engine configuration file
 
 The file that `paceline-server serve --config FILE` reads: YAML, unknown keys refused, every mistake reported at once
-with its path. An LLMService's `spec.engine` carries the same keys in camelCase (`maxModelLen` for
-`engine.max_model_len`), `spec.scheduling` and `spec.tenants` those of these groups; the operator renders them into this
-file. Keys of tenants come from Secrets there, as files in `PACELINE_KEYS_FOLDER`.
+with its path. Only `engine.model_path` is required. A small one:
+
+```yaml
+gateway: {host: 127.0.0.1, port: 8000}
+engine:
+  model_path: hf://HuggingFaceTB/SmolLM2-135M-Instruct
+  served_model_names: [smollm2]
+  quantization: int8
+batching: {max_batch_size: 16}
+kv_cache: {cpu_memory_gb: 0.5}
+scheduling:
+  tiers:
+    interactive: {ttft_ms: 1000, timeout_seconds: 60}
+tenants:
+  - {name: visitors, anonymous: true, requests_per_minute: 60}
+```
 
 A running server reads the group `tenants` and the files of keys again every ten seconds; what tenants have used of a
 limit that stays is not forgotten, and what cannot be used leaves the old ones in force. Everything else is read at its
@@ -35,6 +48,32 @@ start. So in a cluster a changed tenant or Secret reaches the servers within abo
 ours) without rolling pods; another Secret to mount, and every other change of this file, rolls them.
 
 Generated from `server/paceline_server/config/`; change the descriptions there and run `make generate`.
+
+## In an LLMService
+
+The operator renders this file from an [LLMService](llmservice.md). A key of the groups `gateway`, `engine`, `batching`,
+`kv_cache` and `observability`, and of the groups inside them, is a field of `spec.engine`: its last name in camelCase,
+without the groups (`engine.max_model_len` is `spec.engine.maxModelLen`, `kv_cache.offload.disk_path` is
+`spec.engine.diskPath`). The others:
+
+| key of this file | in an LLMService |
+|---|---|
+| `engine.model_path` | `spec.model`; a `pvc://` is a folder in the pod |
+| `engine.served_model_names` | none: the service's name, and `ORG/NAME` of an `hf://` model |
+| `engine.device` | none: `cuda` where `spec.resources` names `nvidia.com/…` or is left out, else `cpu` |
+| `gateway.host`, `gateway.port` | none: the defaults; `paceline up` has `--host` and `--port` |
+| `gateway.drain_seconds` | `spec.drainSeconds` |
+| `kv_cache.dtype` | `spec.engine.kvCacheDtype` |
+| `kv_cache.handover.max_prefixes` | `spec.handover.maxPrefixes` |
+| `kv_cache.handover.max_seconds` | `spec.handover.maxSeconds` |
+| `kv_cache.handover.peer` | none: with `spec.handover`, the service's own address |
+| `scheduling.…` | `spec.scheduling.…`, the same in camelCase |
+| `tenants[].…` | `spec.tenants[].…`, the same in camelCase, but for keys |
+| `tenants[].key_files` | `spec.tenants[].keysFrom`: a Secret, which the pod has as a file in `PACELINE_KEYS_FOLDER` |
+| `tenants[].key_hashes`, `tenants[].key_variables` | none |
+
+A field that is left out keeps the default of this page. `null` cannot be written there: where it is not the default
+(`tpot_ms` of `interactive` and `standard`), an LLMService cannot say it.
 """
 
 

@@ -1,6 +1,7 @@
 """What the operator renders is what the server takes: configuration file, command, environment, metric names."""
 
 import inspect
+import re
 from hashlib import sha256
 from pathlib import Path
 
@@ -113,6 +114,15 @@ def test_every_setting_of_the_server_is_a_setting_of_the_service_or_set_by_the_o
     elsewhere = {("scheduling",), ("tenants",), ("kv_cache", "handover")}
     settings = {path for path in settings_of(ServerConfig) if not {path[:1], path[:2]} & elsewhere}
     assert settings == offered | by_the_operator
+
+
+def test_the_page_of_settings_has_a_row_for_each_key_that_is_no_field_of_its_own_name_in_spec_engine():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
+    table = page.split("\n## In an LLMService\n")[1].split("\n## ")[0]
+    told = {key for row in re.findall(r"^\| (`[^|]+)", table, re.M) for key in re.findall(r"`([\w.]+\.\w+)`", row)}
+    by_the_rule = {server_path(name) for name in EngineSpec.model_fields if server_path(name)[-1] == name}
+    elsewhere = {path for path in settings_of(ServerConfig) if path[0] not in ("scheduling", "tenants")} - by_the_rule
+    assert told == {".".join(path) for path in elsewhere}
 
 
 TIER = {"ttftMs": 50, "tpotMs": 20, "timeoutSeconds": 9}

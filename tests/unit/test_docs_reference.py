@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+from paceline_server.config import parse
 from paceline_server.model.support import FAMILIES
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +25,20 @@ def script(name):
 def test_a_generated_page_is_what_its_sources_say(name):
     module = script(name)
     assert module.TARGET.read_text(encoding="utf-8") == module.render(), "run `make generate`"
+
+
+def test_the_manifest_in_the_readme_is_the_file_that_it_names():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    name, shown = re.search(r"`make demo` runs \[`([^`]+)`\].*?^```yaml\n(.*?)^```", readme, re.M | re.S).groups()
+    file = (ROOT / name).read_text(encoding="utf-8")
+    assert file.endswith(shown)
+    assert all(line.startswith("#") for line in file.removesuffix(shown).splitlines())
+
+
+def test_the_small_file_on_the_page_of_settings_is_one_that_the_server_takes():
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
+    (sample,) = re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S)
+    assert parse(yaml.safe_load(sample)).engine.served_model_names == ("smollm2",)
 
 
 def test_every_model_family_is_on_the_page_of_models():

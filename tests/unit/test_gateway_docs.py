@@ -11,6 +11,7 @@ from paceline_server.gateway import limits, stream, templates
 from paceline_server.gateway.embedding_request import EmbeddingFields
 from paceline_server.gateway.fields import MAX_LABEL_CHARS, MAX_METADATA, MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_STOPS
 from paceline_server.gateway.metrics import GatewayMetrics
+from paceline_server.gateway.mistakes import validate
 from paceline_server.gateway.requests import (
     MAX_MESSAGES,
     ChatRequest,
@@ -19,9 +20,12 @@ from paceline_server.gateway.requests import (
     Message,
     StreamOptions,
 )
+from paceline_server.gateway.strict_json import parse_object
 from paceline_server.testing import FakeEngine
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+ENDPOINTS = {"chat/completions": ChatRequest, "completions": CompletionRequest, "embeddings": EmbeddingFields}
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +74,15 @@ def test_every_field_of_a_request_is_in_the_reference_and_no_other(api: str, end
 
 def test_every_field_of_an_embedding_request_is_in_the_reference_and_no_other(api: str) -> None:
     assert {name for row in rows(api, "Embeddings") for name in names(row[0])} == set(EmbeddingFields.model_fields)
+
+
+@pytest.mark.parametrize(("name", "endpoints"), [("README.md", 2), ("docs/reference/api.md", 3)])
+def test_every_request_that_a_page_shows_is_one_that_the_gateway_takes(name: str, endpoints: int) -> None:
+    page = (ROOT / name).read_text(encoding="utf-8")
+    shown = re.findall(r"/v1/([a-z/]+) -H 'Content-Type: application/json'[^']*'([^']*)'", page)
+    assert len({endpoint for endpoint, _ in shown}) == endpoints
+    for endpoint, body in shown:
+        validate(ENDPOINTS[endpoint], parse_object(body.encode()))
 
 
 def test_the_limits_of_the_reference_are_those_in_force(api: str) -> None:
