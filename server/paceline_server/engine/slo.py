@@ -55,10 +55,9 @@ class SloLine(Arrivals):
         """Add a new sequence; a tenant of which nothing waited is lifted to those that wait."""
         tenant = sequence.request.tenant
         if tenant not in self._lines:
-            self._counters.lift(tenant, self._smallest(now) - CREDIT)
+            self._counters.enter(tenant, self._smallest(now), self._lines.__contains__)
         self._slots.note(tenant, sequence.request.weight, now)
         self._enter(sequence, now)
-        self._counters.forget_idle(self._lines.__contains__)
 
     def put_back(self, sequence: Sequence, now: float) -> None:
         """Return a sequence that was taken; its tenant keeps what it had saved up."""
