@@ -152,6 +152,18 @@ async def test_an_engine_that_hangs_while_it_ends_loses_its_requests_at_once_and
             os.kill(pid, 0)
 
 
+async def test_an_engine_that_hangs_while_it_starts_again_is_killed_and_started_once_more(monkeypatch, tmp_path):
+    monkeypatch.setattr(restarts, "_LEAST_BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr(restarts, "_BACKOFF_SECONDS", 0.0)
+    lives = tmp_path / "lives"
+    hangs = f"open({str(lives)!r}, 'a').write('x'); os.path.getsize({str(lives)!r}) == 2 and time.sleep(600)"
+    async with running_client(load=hangs) as (client, _):
+        await until(lambda: client.status.ready)
+        client._process.kill()
+        await until(lambda: client.restarts >= 2 and client.status.ready)
+        assert await collect(client, request())
+
+
 async def test_an_engine_that_requests_kill_again_and_again_ends_the_supervisor(monkeypatch):
     monkeypatch.setattr(restarts, "_MAX_SHORT_LIVES", 2)
     monkeypatch.setattr(restarts, "_BACKOFF_SECONDS", 0.0)

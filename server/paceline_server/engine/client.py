@@ -25,7 +25,7 @@ from paceline_server.engine.interface import (
     PrefixList,
     TokenOutput,
 )
-from paceline_server.engine.restarts import LASTING_SECONDS, Restarts
+from paceline_server.engine.restarts import LASTING_SECONDS, Restarts, start_budget
 from paceline_server.engine.status import EngineStats, EngineStatus, StartupPhase
 from paceline_server.engine.streams import Items, Streams, embedding, prefix_list, refusal, tokens
 from paceline_server.engine.wire import (
@@ -73,6 +73,7 @@ class EngineClient:
         self._streams = Streams()
         self._phases: dict[str, StartupPhase] = {}
         self._failure: Failed | None = None
+        self._first_start: float | None = None  # seconds
         self._ready_since: float | None = None
         self._last_sign: float | None = None
         self._info: ModelInfo | None = None
@@ -190,15 +191,31 @@ class EngineClient:
         begun = monotonic()
         async with engine_process(self._command, self._config.engine) as (process, ours):
             self._process = process
+            watch = self._watch_restart(process)
             try:
                 reader, self._writer = await asyncio.open_unix_connection(sock=ours)
                 self._writer.write(encode(Configure(self._config.model_dump_json(exclude={"tenants"}))))
                 await self._read(reader, begun)
                 served = None if self._ready_since is None else monotonic() - self._ready_since
             finally:
+                if watch is not None:
+                    watch.cancel()
                 self._lose()
             await see_off(process)
         return served
+
+    def _watch_restart(self, process: asyncio.subprocess.Process) -> asyncio.TimerHandle | None:
+        """Kill a process that hangs while it starts again. The first start is watched from outside, by its probe."""
+        if self._first_start is None:
+            return None
+        budget = start_budget(self._first_start)
+
+        def kill() -> None:
+            if self._ready_since is None:
+                log.error("engine process is not ready %.0f s after its start: it is killed", budget)
+                process.kill()
+
+        return asyncio.get_running_loop().call_later(budget, kill)
 
     async def _read(self, reader: asyncio.StreamReader, begun: float) -> None:
         decoder = Decoder()
@@ -226,6 +243,7 @@ class EngineClient:
             case Ready(info):
                 self._end_start_engine(begun)
                 self._info, self._ready_since = info, monotonic()
+                self._first_start = self._first_start or self._ready_since - begun
                 described = _describe(info, self._config.engine.quantization)
                 log.info("ready after %.1f s: %s", monotonic() - begun, described)
             case Failed():

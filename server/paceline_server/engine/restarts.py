@@ -11,6 +11,13 @@ LASTING_SECONDS = 60.0
 
 _MAX_SHORT_LIVES = 5
 _BACKOFF_SECONDS = 1.0
+_LEAST_BUDGET_SECONDS = 120.0
+_BUDGET_STARTS = 4.0
+
+
+def start_budget(first: float) -> float:
+    """Seconds after which a start hangs, where the first one took `first`: the files may come from a busy disk now."""
+    return max(_LEAST_BUDGET_SECONDS, _BUDGET_STARTS * first)
 
 
 class Restarts:
