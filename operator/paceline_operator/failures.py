@@ -54,7 +54,7 @@ class _Start:
 
     def went_silent(self, ended: dict[str, Any]) -> bool:
         """Whether this run was ready, and then not any more for some time before its end."""
-        return ended.get("startedAt", "") < self.ready_changed < ended.get("finishedAt", "")
+        return str(ended.get("startedAt", "")) < self.ready_changed < str(ended.get("finishedAt", ""))
 
 
 def failure_of(pod: Manifest, startup_seconds: int, warnings: Iterable[Manifest] = ()) -> Failure | None:
