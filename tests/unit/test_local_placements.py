@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,16 @@ def gpus_of(answer: Placement | Unschedulable) -> tuple[str, ...]:
     return answer.gpus
 
 
+TAKE_AND_STAY = """
+import json, pathlib, sys, time
+from paceline_operator.local.machine import Machine
+from paceline_operator.local.placements import Placements
+folder, pod, *gpus = sys.argv[1:]
+placements = Placements(Machine(cpus=4, memory=8 * 2**30, gpus=tuple(gpus)), pathlib.Path(folder))
+placements.take(json.loads(pod))
+print("taken", flush=True)
+time.sleep(600)
+"""
 ONE, BOTH = pod(**{"nvidia.com/gpu": 1}), pod(**{"nvidia.com/gpu": 2})
 
 
@@ -49,14 +61,14 @@ def test_a_pod_that_does_not_get_all_its_gpus_keeps_none(tmp_path: Path) -> None
 
 def test_a_process_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     ours = Placements(MACHINE, tmp_path)
-    context = multiprocessing.get_context("spawn")
-    taken = context.Event()
-    other = context.Process(target=_take_and_stay, args=(tmp_path, taken))
-    other.start()
-    assert taken.wait(60)
-    assert isinstance(ours.take(BOTH), Unschedulable)
-    other.kill()
-    other.join()
+    program = [sys.executable, "-c", TAKE_AND_STAY, str(tmp_path), json.dumps(BOTH), *MACHINE.gpus]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "taken\n"
+            assert isinstance(ours.take(BOTH), Unschedulable)
+        finally:
+            other.kill()
     assert len(gpus_of(ours.take(BOTH))) == 2
 
 
@@ -66,9 +78,3 @@ def test_pods_on_the_cpu_claim_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "gpus").exists()
     placements.free("pod")
     placements.free("never placed")
-
-
-def _take_and_stay(claims: Path, taken: Any) -> None:
-    Placements(MACHINE, claims).take(BOTH)
-    taken.set()
-    multiprocessing.Event().wait()
