@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import StatisticsError, median
+from subprocess import CalledProcessError
 from time import perf_counter, process_time
 
 from benchmarks import pages as pages_
@@ -107,10 +108,10 @@ def _round(
     warm_up = workloads.warm_up(MODEL).requests
     with tempfile.TemporaryDirectory() as scratch:
         for name in order:
-            server = SERVERS[name](Path(scratch))
             log = PEERS / "logs" / f"{name.replace(' ', '-')}.log"
             say(f"round {number}: starting {name} …")
             try:
+                server = SERVERS[name](Path(scratch))
                 with running(server, log) as up:
                     up.closed(warm_up, 2)
                     for letter, workload in plan.items():
@@ -119,7 +120,7 @@ def _round(
                         run = _measure(up, server, letter, workload, number, rate)
                         say(_line(run))
                         yield run
-            except RuntimeError as error:
+            except (RuntimeError, CalledProcessError) as error:  # the second: a peer that cannot be installed
                 say(f"round {number} {name}: {error}")
 
 

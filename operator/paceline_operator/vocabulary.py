@@ -13,10 +13,10 @@ from typing import Final
 
 from pydantic.alias_generators import to_camel
 
-from paceline_operator.desired.config import ENGINE_GROUPS
+from paceline_operator.desired.config import ENGINE_GROUPS, server_path
 
 _SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
-    {".".join((*group, name)): f"spec.engine.{to_camel(name)}" for name, group in ENGINE_GROUPS.items()}
+    {".".join(server_path(name)): f"spec.engine.{to_camel(name)}" for name in ENGINE_GROUPS}
     | {
         "engine.model_path": "spec.model",
         "engine.device": "spec.resources",

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 from pydantic import BaseModel
-from pydantic.alias_generators import to_snake
+from pydantic.alias_generators import to_camel, to_snake
 
 from paceline_operator import names
 from paceline_operator.desired import render
-from paceline_operator.desired.config import engine_config, server_path
+from paceline_operator.desired.config import ENGINE_GROUPS, engine_config, server_path
 from paceline_operator.local import secrets
 from paceline_operator.spec import EngineSpec, HandoverSpec, parse_service, section_type
 from paceline_operator.tenancy import SchedulingSpec, TenantSpec
@@ -336,3 +336,8 @@ def test_the_reference_lists_the_servers_reasons_by_exit_status():
     page = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text()
     row = next(line for line in page.splitlines() if line.startswith(f"| {names.EXIT_CONFIG} "))
     assert {reason for reason in STARTUP_ERRORS if f"`{reason}`" in row} == STARTUP_ERRORS.keys() - {"EngineFailed"}
+
+
+@pytest.mark.parametrize("name", sorted(ENGINE_GROUPS))
+def test_a_key_of_the_server_is_told_by_the_field_of_the_spec_that_sets_it(name):
+    assert in_words_of_the_spec(f"{'.'.join(server_path(name))}: no") == f"spec.engine.{to_camel(name)}: no"
