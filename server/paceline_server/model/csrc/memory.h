@@ -43,9 +43,10 @@ class Arena {
     constexpr size_t kLine = 64, kSlabBytes = size_t{32} << 20;
     const size_t bytes = (count * sizeof(T) + kLine - 1) / kLine * kLine;
     if (bytes > left_) {
-      left_ = bytes > kSlabBytes ? bytes : kSlabBytes;
-      slabs_.push_back(allocate<char>(left_));
+      const size_t slab = bytes > kSlabBytes ? bytes : kSlabBytes;
+      slabs_.push_back(allocate<char>(slab));
       next_ = slabs_.back().get();
+      left_ = slab;
     }
     T* const taken = reinterpret_cast<T*>(next_);
     next_ += bytes;
