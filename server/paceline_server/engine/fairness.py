@@ -67,13 +67,9 @@ class TokenCounters:
             floor: the smallest counter of those that wait.
             waits: whether something of a tenant waits.
         """
-        self.lift(tenant, floor - CREDIT)
+        if self.used(tenant) < floor - CREDIT:
+            self._used[tenant] = floor - CREDIT
         self.forget_idle(lambda name: name == tenant or waits(name))
-
-    def lift(self, tenant: str, floor: float) -> None:
-        """Raise a counter that is below `floor` to it."""
-        if self.used(tenant) < floor:
-            self._used[tenant] = floor
 
     def forget_idle(self, waits: Callable[[str], bool]) -> None:
         """Bound the memory: of very many tenants, those that wait for nothing start anew when they come back.
