@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline_operator.cluster import Manifest
-from paceline_operator.local.pod import is_terminating
+from paceline_operator.ownership import is_alive
 from paceline_operator.pods import is_ready
 
 TEMPLATE_HASH = "pod-template-hash"
@@ -53,7 +53,7 @@ def plan(deployment: Manifest, pods: Sequence[Manifest]) -> Changes:
         pods: all pods that its selector finds, oldest first.
     """
     current = template_hash(deployment)
-    living = [pod for pod in pods if not is_terminating(pod)]
+    living = [pod for pod in pods if is_alive(pod)]
     new = [pod for pod in living if pod["metadata"]["labels"].get(TEMPLATE_HASH) == current]
     old = [pod for pod in living if pod["metadata"]["labels"].get(TEMPLATE_HASH) != current]
     replicas = deployment["spec"].get("replicas", 1)
@@ -144,7 +144,7 @@ def make_pod(deployment: Manifest) -> Manifest:
 
 def status(deployment: Manifest, pods: Sequence[Manifest]) -> Manifest:
     """The Deployment's status, from its pods."""
-    living = [pod for pod in pods if not is_terminating(pod)]
+    living = [pod for pod in pods if is_alive(pod)]
     updated = [pod for pod in living if pod["metadata"]["labels"].get(TEMPLATE_HASH) == template_hash(deployment)]
     ready = sum(is_ready(pod) for pod in living)
     wanted = deployment["spec"].get("replicas", 1)

@@ -18,6 +18,7 @@ from paceline_operator.cluster import Manifest
 from paceline_operator.local import pod as pods_
 from paceline_operator.local.race import first_of, forever
 from paceline_operator.local.store import labels_match
+from paceline_operator.ownership import is_alive
 from paceline_operator.pods import is_ready
 
 _CHUNK_BYTES = 65536
@@ -55,7 +56,7 @@ def endpoints(service: Manifest, pods: Sequence[Manifest]) -> tuple[Address, ...
     return tuple(
         Address(pods_.POD_IP, pods_.port(pod, spec["ports"][0]["targetPort"]))
         for pod in pods
-        if labels_match(spec["selector"], pod) and is_ready(pod) and not pods_.is_terminating(pod)
+        if labels_match(spec["selector"], pod) and is_ready(pod) and is_alive(pod)
     )
 
 

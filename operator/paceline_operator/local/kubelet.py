@@ -8,10 +8,10 @@ from pathlib import Path
 import aiohttp
 
 from paceline_operator.cluster import Manifest
-from paceline_operator.local import pod as pods_
 from paceline_operator.local.placements import Placements
 from paceline_operator.local.runner import Node, PodRunner, log_file
 from paceline_operator.local.store import Store
+from paceline_operator.ownership import is_alive
 
 
 class Kubelet:
@@ -32,7 +32,7 @@ class Kubelet:
                 for pod in self._store.list("Pod"):
                     if pod["metadata"]["name"] not in self._runners:
                         group.create_task(self._run(pod, session))
-                    elif pods_.is_terminating(pod):
+                    elif not is_alive(pod):
                         self._runners[pod["metadata"]["name"]].stop()
 
     def log(self, pod_name: str) -> Path:
@@ -52,7 +52,7 @@ class Kubelet:
     async def _run(self, pod: Manifest, session: aiohttp.ClientSession) -> None:
         name = pod["metadata"]["name"]
         runner = self._runners[name] = PodRunner(pod, self._store, self._node, self._placements, session)
-        if pods_.is_terminating(pod):
+        if not is_alive(pod):
             runner.stop()
         try:
             await runner.run()

@@ -10,11 +10,11 @@ from paceline_operator.failures import failure_of
 from paceline_operator.local.progress import condition
 from paceline_operator.local.state import Snapshot
 from paceline_operator.local.volumes import FAILED_MOUNT
+from paceline_operator.pods import container_statuses, hindrance
 
 _CANNOT_BE_MADE: Final = ("CreateContainerConfigError", "CreateContainerError")
 """Waiting reasons of a container for which this process would need another environment, or another program."""
 _NEEDS_A_CHANGE: Final = (conditions.INVALID_SPEC, FAILED_MOUNT)  # of the file, or of the machine
-_PATIENT: Final = ("ContainerCreating", "PodInitializing")  # waiting reasons that pass by themselves
 
 
 def unmendable(snapshot: Snapshot) -> str | None:
@@ -60,7 +60,7 @@ def _says_that_restarts_are_useless(pod: Manifest) -> bool:
 
 
 def _cannot_be_made(pod: Manifest) -> bool:
-    return any(_waiting_reason(container) in _CANNOT_BE_MADE for container in _containers(pod))
+    return any(hindrance(container) in _CANNOT_BE_MADE for container in container_statuses(pod))
 
 
 def _is_placed(pod: Manifest) -> bool:
@@ -69,19 +69,10 @@ def _is_placed(pod: Manifest) -> bool:
 
 
 def _is_stuck(pod: Manifest) -> bool:
-    return any(_waiting_reason(container) not in (None, *_PATIENT) for container in _containers(pod))
+    return any(hindrance(container) for container in container_statuses(pod))
 
 
 def _terminations(pod: Manifest) -> list[dict[str, Any]]:
     """How the pod's server has ended, this time or last."""
-    states = [state for container in _containers(pod) for state in (container["state"], container["lastState"])]
+    states = [state for container in container_statuses(pod) for state in (container["state"], container["lastState"])]
     return [state["terminated"] for state in states if "terminated" in state]
-
-
-def _waiting_reason(container: Manifest) -> str | None:
-    reason: str | None = container["state"].get("waiting", {}).get("reason")
-    return reason
-
-
-def _containers(pod: Manifest) -> list[Manifest]:
-    return list(pod["status"].get("containerStatuses", ()))

@@ -127,11 +127,6 @@ def _container_state(state: Waiting | Running | Terminated) -> Manifest:
             }
 
 
-def is_terminating(pod: Manifest) -> bool:
-    """Whether the pod has been told to end."""
-    return "deletionTimestamp" in pod["metadata"]
-
-
 def port(pod: Manifest, name: str | int) -> int:
     """A port of the pod by its name, or a number as it is.
 
