@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -60,6 +60,13 @@ class World:
     def held(self) -> Counter[str]:
         """Places by tenant."""
         return Counter(ticket.tenant for ticket in self.gate._tickets)
+
+    def tokens_held(self) -> Counter[str]:
+        """Prompt tokens by tenant."""
+        held: Counter[str] = Counter()
+        for ticket in self.gate._tickets:
+            held[ticket.tenant] += ticket.prompt_tokens
+        return held
 
 
 def test_an_idle_engine_takes_a_burst_of_what_it_can_run_and_what_may_wait() -> None:
@@ -126,6 +133,66 @@ def test_the_refused_prompt_leaves_no_tokens_behind() -> None:
     for _ in range(3):
         world.refused(101)
     world.submit(100)
+
+
+def test_a_tenant_that_fills_the_tokens_keeps_no_other_one_out() -> None:
+    """Its newest prompts make room, down to equal shares; then the other one is refused as well."""
+    world = World(requests=100, tokens=800, running=0)
+    for _ in range(8):
+        world.submit(100, tenant="a")
+    world.refused(100, tenant="a")
+    for _ in range(8):
+        world.submit(50, tenant="b")
+    assert world.refused(50, tenant="b").code == "queued_tokens"
+    assert world.refused(100, tenant="a").code == "queued_tokens"
+    assert world.lost == ["a"] * 4
+
+
+def test_a_prompt_takes_the_room_of_as_many_others_as_it_has_tokens_for() -> None:
+    world = World(requests=100, tokens=100, running=0)
+    for _ in range(10):
+        world.submit(10, tenant="a")
+    world.submit(25, tenant="b")
+    assert world.lost == ["a"] * 3
+
+
+def test_no_prompt_makes_way_for_one_that_is_refused_all_the_same() -> None:
+    """One is longer than the bound, one has more than its share with what it asks."""
+    world = World(requests=100, tokens=100, running=0)
+    for _ in range(10):
+        world.submit(10, tenant="a")
+    world.refused(101, tenant="b")
+    world.refused(90, tenant="b")
+    assert world.lost == []
+
+
+def test_tokens_that_the_engine_still_counts_are_not_taken_from_others_again() -> None:
+    """Between two steps its numbers have the prompts that were lost; a newcomer takes no more room than it needs."""
+    world = World(requests=100, tokens=100, running=0)
+    for _ in range(10):
+        world.submit(10, tenant="a")
+    for _ in range(2):
+        world.step(waiting=10, waiting_tokens=100)
+    for _ in range(3):
+        world.submit(10, tenant="b")
+    assert world.lost == ["a"] * 3
+
+
+@given(
+    arrivals=st.lists(st.tuples(st.sampled_from(sorted(WEIGHTS)), st.integers(1, 9)), max_size=120),
+    tokens=st.integers(9, 60),
+)
+def test_waiting_tokens_stay_within_their_bound_and_nobody_loses_to_who_has_more(
+    arrivals: list[tuple[str, int]], tokens: int
+) -> None:
+    world = World(requests=1000, tokens=tokens, running=0)
+    for tenant, prompt in arrivals:
+        before, lost = world.tokens_held(), len(world.lost)
+        with suppress(Overloaded):
+            world.submit(prompt, tenant)
+        for loser in world.lost[lost:]:
+            assert before[loser] / WEIGHTS[loser] > (before[tenant] + prompt) / WEIGHTS[tenant]
+        assert sum(world.tokens_held().values()) <= tokens
 
 
 def test_a_tenant_that_fills_the_queue_keeps_no_other_one_out() -> None:

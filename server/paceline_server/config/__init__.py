@@ -43,7 +43,7 @@ class BackpressureConfig(Group):
 
     max_queued_requests: Positive = Field(1024, description="Requests that may wait; one more is refused at once.")
     max_queued_tokens: Positive | None = Field(
-        None, description="Prompt tokens that may wait in all; null means no bound of its own."
+        None, description="Prompt tokens that may wait in all, shared as places are; null means no bound of its own."
     )
     reject_on_oom: bool = Field(
         True, description="Refuse a request whose prompt and max_tokens could never fit the KV pool (400) up front."

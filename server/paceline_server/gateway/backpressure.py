@@ -5,16 +5,17 @@ gateway knows what it has let in since. `Backpressure` adds the two without coun
 as part of the engine's numbers once two steps were reported after its submission, since the first of them may have
 begun before.
 
-A full queue is shared by weight. Where a tenant's request finds it full, the tenant that holds the most places by its
-weight loses its newest one to it, unless that is no other tenant than its own or one that would then have fewer. So
-none is kept from its share by what others send, while a tenant that is alone may have all places.
+A full queue is shared by weight, its places and its prompt tokens alike. Where a tenant's request finds it full, the
+tenant that holds the most by its weight loses its newest request to it, unless that is its own or one that has no more
+than the newcomer's would then have. So none is kept from its share by what others send, while a tenant that is alone
+may have all of it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -44,6 +45,15 @@ class Ticket:
     lose: Callable[[], None]
     prompt_tokens: int = 0
     step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a tenant's newcomer asks of the queue: places, or prompt tokens."""
+
+    tenant: str
+    weight: float
+    amount: int
 
 
 class Backpressure:
@@ -81,7 +91,7 @@ class Backpressure:
         Raises:
             Overloaded: as `enter` does.
         """
-        self._loser_to(tenant)
+        self._losers_of_places(tenant)
 
     @contextmanager
     def enter(self, tenant: TenantConfig, lose: Callable[[], None]) -> Iterator[Ticket]:
@@ -93,10 +103,7 @@ class Backpressure:
         Raises:
             Overloaded: as many requests wait as may, and no tenant holds more places for its weight than this one.
         """
-        loser = self._loser_to(tenant)
-        if loser is not None:
-            del self._tickets[loser]
-            loser.lose()
+        self._dismiss(self._losers_of_places(tenant))
         ticket = Ticket(tenant.name, tenant.weight, lose)
         self._tickets[ticket] = None
         try:
@@ -108,20 +115,17 @@ class Backpressure:
 
     def lost(self) -> Overloaded:
         """The refusal of a request that has lost its place."""
-        return self._overloaded("queue_full", "the queue is full, and another tenant has fewer places than this one")
+        return self._overloaded("queue_full", "the queue is full, and another tenant has less of it than this one")
 
     def submit(self, ticket: Ticket, prompt_tokens: int) -> None:
         """Note that the request goes to the engine now.
 
         Raises:
-            Overloaded: it would have to wait, and its prompt with those that wait is over the bound of tokens.
+            Overloaded: it would have to wait, its prompt with those that wait is over the bound of tokens, and nobody
+                has enough more of them for its weight.
         """
-        limit = self._config.max_queued_tokens
         ticket.prompt_tokens = prompt_tokens
-        unseen = self._unseen()
-        tokens = self._stats().waiting_tokens + sum(one.prompt_tokens for one in unseen)
-        if limit is not None and tokens > limit and self._waiting(unseen) > 0:
-            raise self._overloaded("queued_tokens", f"the waiting prompts have as many tokens as they may ({limit})")
+        self._dismiss(self._losers_of_tokens(ticket))
         ticket.step = self._stats().steps
 
     def started(self, ticket: Ticket) -> None:
@@ -134,20 +138,42 @@ class Backpressure:
             self._seconds_per_start = gap if known is None else known + _SMOOTHING * (gap - known)
         self._last_start = now if self._tickets and self.waiting else None
 
-    def _loser_to(self, tenant: TenantConfig) -> Ticket | None:
+    def _losers_of_places(self, tenant: TenantConfig) -> list[Ticket]:
         """Who has to go for the tenant's next request; nobody while there is room.
 
         Raises:
             Overloaded: nobody has to.
         """
         if self.waiting < self._config.max_queued_requests:
-            return None
-        held = Counter(one.tenant for one in self._tickets)
-        newest = {one.tenant: one for one in self._tickets}.values()
-        most = max(newest, key=lambda one: held[one.tenant] / one.weight, default=None)
-        if most is None or held[most.tenant] / most.weight <= (held[tenant.name] + 1) / tenant.weight:
+            return []
+        losers = _losers(self._tickets, lambda one: 1, Claim(tenant.name, tenant.weight, 1), excess=1)
+        if not losers:
             raise self._overloaded("queue_full", f"{self._config.max_queued_requests} requests are waiting already")
-        return most
+        return losers
+
+    def _losers_of_tokens(self, ticket: Ticket) -> list[Ticket]:
+        """Who has to go for the ticket's prompt; nobody while there is room for its tokens.
+
+        Raises:
+            Overloaded: nobody has to.
+        """
+        limit, unseen = self._config.max_queued_tokens, self._unseen()
+        tokens = self._stats().waiting_tokens + sum(one.prompt_tokens for one in unseen)
+        if limit is None or tokens <= limit or not self._waiting(unseen):
+            return []
+        # The engine's numbers still have those that lost: no more is taken than the newcomer brings.
+        excess = min(tokens - limit, ticket.prompt_tokens)
+        others = [one for one in self._tickets if one is not ticket]
+        claim = Claim(ticket.tenant, ticket.weight, ticket.prompt_tokens)
+        losers = _losers(others, lambda one: one.prompt_tokens, claim, excess)
+        if not losers or ticket.prompt_tokens > limit:
+            raise self._overloaded("queued_tokens", f"the waiting prompts have as many tokens as they may ({limit})")
+        return losers
+
+    def _dismiss(self, losers: list[Ticket]) -> None:
+        for loser in losers:
+            del self._tickets[loser]
+            loser.lose()
 
     def _unseen(self) -> list[Ticket]:
         """Requests that the engine's numbers need not contain yet."""
@@ -164,3 +190,31 @@ class Backpressure:
         low, high = _RETRY_AFTER_BOUNDS
         seconds = self.waiting * (self._seconds_per_start or 0.0)
         return Overloaded(f"overloaded: {why}", code=code, retry_after=min(max(math.ceil(seconds), low), high))
+
+
+def _losers(line: Iterable[Ticket], size: Callable[[Ticket], int], claim: Claim, excess: int) -> list[Ticket]:
+    """The requests that give up `excess` for a claim: each the newest of the tenant that holds the most by its weight.
+
+    Args:
+        line: those that have something, oldest first, without the newcomer.
+        size: what one of them has.
+
+    Returns:
+        Nobody, where a tenant would have to give that has no more by its weight than the claimant would then have.
+    """
+    staying = [one for one in line if size(one)]
+    held: Counter[str] = Counter()
+    for one in staying:
+        held[one.tenant] += size(one)
+    claimed = (held[claim.tenant] + claim.amount) / claim.weight
+    losers: list[Ticket] = []
+    while excess > 0:
+        newest = {one.tenant: one for one in staying}.values()
+        most = max(newest, key=lambda one: held[one.tenant] / one.weight, default=None)
+        if most is None or held[most.tenant] / most.weight <= claimed:
+            return []
+        staying.remove(most)
+        losers.append(most)
+        held[most.tenant] -= size(most)
+        excess -= size(most)
+    return losers
