@@ -13,7 +13,7 @@ import signal
 import socket
 from collections.abc import Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final
+from typing import Any
 
 import aiohttp
 
@@ -32,7 +32,6 @@ from paceline_operator.settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
 
-_SCRAPE_CONNECTIONS: Final = 50  # pods scraped at the same time
 
 
 def run_operator(settings: OperatorSettings) -> int:
@@ -99,8 +98,7 @@ class _Operator:
     async def _act(self) -> None:
         """Everything that writes on behalf of services."""
         queue, namespaces = KeyedQueue(), self._settings.namespaces
-        connector = aiohttp.TCPConnector(limit=_SCRAPE_CONNECTIONS)
-        async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
+        async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
             board = LoadBoard(Collector(NamespacedSource(self._client, namespaces), session))
             cluster = KubeCluster(self._client, board.read)
             worker = Worker(queue, lambda key: reconcile(cluster, key, self._settings.server_image))

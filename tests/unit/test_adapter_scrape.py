@@ -139,3 +139,23 @@ async def test_one_hanging_and_one_dead_pod_do_not_hold_up_the_others(session: a
     assert isinstance(results["hanging"], ScrapeError)
     assert isinstance(results["dead"], ScrapeError)
     assert "within 0.3 s" in str(results["hanging"])
+
+
+async def test_a_pods_time_begins_with_its_turn() -> None:
+    """The one connection that there may be is held by a pod that hangs for all of its time."""
+    release = asyncio.Event()
+
+    async def hang(_: web.Request) -> web.StreamResponse:
+        await release.wait()
+        return web.Response()
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(text=exposition())
+
+    one_connection = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1))
+    async with one_connection as session, await serve(metrics) as good, await serve(hang) as hanging:
+        urls = {name: str(server.make_url("/metrics")) for name, server in (("hanging", hanging), ("good", good))}
+        results = await scrape_all(session, urls, timeout_seconds=1.0, at_once=1)
+        release.set()
+    assert isinstance(results["hanging"], ScrapeError)
+    assert isinstance(results["good"], Sample)

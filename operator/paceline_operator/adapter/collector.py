@@ -24,7 +24,6 @@ from paceline_operator.errors import ClusterUnavailable, RequestRefused
 
 INTERVAL_SECONDS = 5.0
 """A third of the HPA's default period: what it reads is never older than this, and a window of 60 s holds 12 rounds."""
-MAX_CONNECTIONS = 100
 STALLED_SECONDS = 60.0
 """A round takes seconds. When none has ended for so long the loop hangs, and a restart is the remedy."""
 

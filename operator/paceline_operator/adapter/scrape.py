@@ -25,6 +25,8 @@ RUNNING = "paceline_requests_running"
 TTFT_BUCKET = "paceline_ttft_seconds_bucket"
 SCRAPE_SECONDS = 2.0
 """A pod that cannot answer in this time is as good as missing: the HPA asks every 15 s and wants all pods."""
+AT_ONCE = 100
+"""Pods that are scraped together. The pool of a session, aiohttp's default, has as many connections."""
 MAX_EXPOSITION_BYTES = 4 * 1024 * 1024
 """Far above what a server exposes (some 30 kB); bounds the memory that a broken pod can cost."""
 
@@ -115,18 +117,23 @@ async def _read_bounded(response: aiohttp.ClientResponse, url: str) -> bytes:
 
 
 async def scrape_all(
-    session: aiohttp.ClientSession, urls: Mapping[str, str], timeout_seconds: float = SCRAPE_SECONDS
+    session: aiohttp.ClientSession,
+    urls: Mapping[str, str],
+    timeout_seconds: float = SCRAPE_SECONDS,
+    at_once: int = AT_ONCE,
 ) -> dict[str, Sample | ScrapeError]:
-    """Fetch many pods at once (key → URL). Every key is in the answer, with its sample or the reason why not.
+    """Fetch many pods (key → URL). Every key is in the answer, with its sample or the reason why not.
 
-    How many connections are open together is the limit of the session's connector.
+    A pod's time begins with its turn: where many are slow, those behind them do not look dead.
     """
+    turns = asyncio.Semaphore(at_once)
 
     async def one(url: str) -> Sample | ScrapeError:
-        try:
-            return await fetch_sample(session, url, timeout_seconds)
-        except ScrapeError as error:
-            return error
+        async with turns:
+            try:
+                return await fetch_sample(session, url, timeout_seconds)
+            except ScrapeError as error:
+                return error
 
     results = await asyncio.gather(*(one(url) for url in urls.values()))
     return dict(zip(urls, results, strict=True))

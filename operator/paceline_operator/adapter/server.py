@@ -14,7 +14,7 @@ from aiohttp import web
 
 from paceline_operator.adapter.api import GROUP_VERSION, make_app
 from paceline_operator.adapter.certificates import CertificateStore
-from paceline_operator.adapter.collector import MAX_CONNECTIONS, Collector
+from paceline_operator.adapter.collector import Collector
 from paceline_operator.adapter.errors import SetupError
 from paceline_operator.adapter.front_proxy import TlsFront, read_front_proxy
 from paceline_operator.adapter.settings import AdapterSettings
@@ -67,8 +67,7 @@ async def running_adapter(
     """Serve while the block runs; a loop that fails takes the block with it. Raises as `run_adapter`."""
     store = certificate_store(settings, source)
     tls = TlsFront(await read_front_proxy(source), await store.current())
-    connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS)
-    async with aiohttp.ClientSession(connector=connector) as session:
+    async with aiohttp.ClientSession() as session:
         collector = Collector(source, session, settings.interval_seconds)
         runner = web.AppRunner(make_app(collector, tls.admits), access_log=None)
         await runner.setup()
