@@ -33,7 +33,6 @@ from paceline_operator.settings import OperatorSettings
 logger = logging.getLogger(__name__)
 
 
-
 def run_operator(settings: OperatorSettings) -> int:
     """Run the operator until SIGTERM or SIGINT. Returns the exit code: 0 when told to end, 1 when it cannot go on."""
     code = 0

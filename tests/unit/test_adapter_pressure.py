@@ -72,9 +72,10 @@ def test_an_idle_service_has_no_pressure_and_no_p95() -> None:
     assert (pressure.queue_depth, pressure.ttft_p95, pressure.ttft_pressure) == (0, None, 0.0)
 
 
-def test_a_service_without_pods_has_numbers_too() -> None:
+def test_a_service_without_pods_has_numbers_too_and_holds_its_replicas() -> None:
+    """Its pods were evicted, or a quota refuses them. One that is scaled to zero has no HPA that asks."""
     pressure = ServiceLoad().read(0, 2.0)
-    assert (pressure.queue_depth, pressure.ttft_pressure, pressure.measured_at) == (0, 0.0, None)
+    assert (pressure.queue_depth, pressure.ttft_pressure, pressure.measured_at) == (0, 1.0, None)
 
 
 def test_pressure_is_the_p95_of_the_window_over_the_objective() -> None:

@@ -119,7 +119,7 @@ class ServiceLoad:
         """Whether the pods that there are show how many are needed: one is Ready and none is on its way."""
         serving = any(report.ready for report in self._reports.values())
         loading = any(report.loading for report in self._reports.values())
-        return not self._reports or (serving and not loading)
+        return serving and not loading
 
     def _queue_depth(self) -> float:
         """Sum over the pods. A missing pod counts with what it last said, or as much as the pods that answered.
@@ -144,9 +144,9 @@ def _ttft_pressure(p95: float | None, objective: float, *, waiting: float, settl
     """Weigh p95 against the objective: 0 when idle, at most MAX_PRESSURE, HOLD where the numbers prove nothing yet.
 
     While a replica is loading, the p95 is the one of too few pods and would add more and more of them. While none is
-    Ready, everybody is turned away, which looks like idleness and would leave too few pods for the return. While a pod
-    is missing, a low p95 may be half the truth and must not take one away. Requests that wait without any first token
-    in the whole window have no p95, and are not idle.
+    Ready, or there is none, everybody is turned away, which looks like idleness and would leave too few pods for the
+    return. While a pod is missing, a low p95 may be half the truth and must not take one away. Requests that wait
+    without any first token in the whole window have no p95, and are not idle.
     """
     if not settled:
         return HOLD
