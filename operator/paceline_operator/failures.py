@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from paceline_operator import conditions, names
 from paceline_operator.cluster import Manifest
-from paceline_operator.pods import condition_of, container_statuses, hindrance, is_drain, ready_changed_at
+from paceline_operator.pods import container_statuses, hindrance, is_drain, ready_changed_at, unscheduled
 from paceline_operator.vocabulary import in_words_of_the_spec
 
 # The server's last words: a reason in CamelCase (of several words, so that a log line's `INFO:` is none), a colon, a
@@ -73,7 +73,7 @@ def failure_of(pod: Manifest, startup_seconds: int, warnings: Iterable[Manifest]
 
 def is_waiting_for_room(pod: Manifest) -> bool:
     """Whether what keeps the pod from a node is that others hold what it asks for, such as a GPU."""
-    return "Insufficient " in _unscheduled(pod).get("message", "")
+    return "Insufficient " in unscheduled(pod).get("message", "")
 
 
 def is_waiting_silently(pod: Manifest) -> bool:
@@ -153,19 +153,13 @@ def _seconds(ended: dict[str, Any]) -> float | None:
 
 
 def _scheduling_failure(pod: Manifest) -> Failure | None:
-    condition = _unscheduled(pod)
+    condition = unscheduled(pod)
     if not condition:
         return None
     message = condition.get("message", "")
     wants_gpu = f"Insufficient {names.GPU_RESOURCE_PREFIX}" in message
     reason = conditions.NO_SPARE_GPU if wants_gpu else conditions.UNSCHEDULABLE
     return Failure(reason, message or "no node takes the pod")
-
-
-def _unscheduled(pod: Manifest) -> Manifest:
-    """The condition that says why no node takes the pod; empty where one does, or nobody has looked yet."""
-    condition = condition_of(pod, "PodScheduled")
-    return condition if condition.get("status") == "False" else {}
 
 
 def _phase_failure(pod: Manifest) -> Failure | None:

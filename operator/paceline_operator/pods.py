@@ -77,8 +77,14 @@ def ended_at(pod: Manifest) -> str:
 
 
 def is_placed(pod: Manifest) -> bool:
-    """Whether the pod has a node."""
+    """Whether the pod has a node. One that nobody has looked at yet is neither placed nor `unscheduled`."""
     return condition_of(pod, "PodScheduled").get("status") == "True"
+
+
+def unscheduled(pod: Manifest) -> Manifest:
+    """The condition that says why no node takes the pod; empty where one does, or nobody has looked yet."""
+    condition = condition_of(pod, "PodScheduled")
+    return condition if condition.get("status") == "False" else {}
 
 
 def is_ready(pod: Manifest) -> bool:

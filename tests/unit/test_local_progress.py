@@ -155,6 +155,7 @@ NO_MODEL = ended(78, "ModelNotFound: no such model")
         ((make_pod(state=NO_SECRET),), "CreateContainerConfigError: pod a: set HF_TOKEN"),
         ((unplaced("a"),), "Unschedulable: pod a: 1 Insufficient cpu"),
         ((unplaced("a"), make_pod("b")), None),  # room for one is enough to serve
+        ((unplaced("a"), {"metadata": {"name": "b"}, "status": {"phase": "Pending"}}), None),  # nobody has looked at b
         ((), None),
     ],
 )

@@ -10,7 +10,7 @@ from paceline_operator.failures import failure_of
 from paceline_operator.local.progress import condition
 from paceline_operator.local.state import Snapshot
 from paceline_operator.local.volumes import FAILED_MOUNT
-from paceline_operator.pods import container_statuses, hindrance
+from paceline_operator.pods import container_statuses, hindrance, unscheduled
 
 _CANNOT_BE_MADE: Final = ("CreateContainerConfigError", "CreateContainerError")
 """Waiting reasons of a container for which this process would need another environment, or another program."""
@@ -30,7 +30,7 @@ def unmendable(snapshot: Snapshot) -> str | None:
     if degraded.get("status") == conditions.Truth.TRUE and degraded["reason"] in _NEEDS_A_CHANGE:
         return f"{degraded['reason']}: {degraded['message']}"
     hindered = [pod for pod in snapshot.pods if _cannot_be_made(pod) or _says_that_restarts_are_useless(pod)]
-    if not hindered and not any(_is_placed(pod) for pod in snapshot.pods):
+    if not hindered and all(map(unscheduled, snapshot.pods)):
         hindered = list(snapshot.pods)
     for pod in hindered:
         if failure := failure_of(pod, startup_seconds=0):  # none of these has ended for want of time
@@ -61,11 +61,6 @@ def _says_that_restarts_are_useless(pod: Manifest) -> bool:
 
 def _cannot_be_made(pod: Manifest) -> bool:
     return any(hindrance(container) in _CANNOT_BE_MADE for container in container_statuses(pod))
-
-
-def _is_placed(pod: Manifest) -> bool:
-    found = pod["status"].get("conditions", ())
-    return all(condition["status"] == "True" for condition in found if condition["type"] == "PodScheduled")
 
 
 def _is_stuck(pod: Manifest) -> bool:
