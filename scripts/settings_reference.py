@@ -72,8 +72,9 @@ without the groups (`engine.max_model_len` is `spec.engine.maxModelLen`, `kv_cac
 | `tenants[].key_files` | `spec.tenants[].keysFrom`: a Secret, which the pod has as a file in `PACELINE_KEYS_FOLDER` |
 | `tenants[].key_hashes`, `tenants[].key_variables` | none |
 
-A field that is left out keeps the default of this page. `null` cannot be written there: where it is not the default
-(`tpot_ms` of `interactive` and `standard`), an LLMService cannot say it.
+A field that is left out keeps the default of this page. `null` cannot be written there, since `kubectl apply` takes it
+for a removal: where it is not the default, for `tpot_ms` of `interactive` and `standard`, an LLMService has
+`tpotMs: 0`.
 """
 
 

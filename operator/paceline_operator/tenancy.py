@@ -22,7 +22,7 @@ class TierSpec(Section):
     """What a tier is held to."""
 
     ttft_ms: Positive | None = None  # milliseconds
-    tpot_ms: Positive | None = None  # milliseconds
+    tpot_ms: Annotated[float, Field(ge=0)] | None = None  # milliseconds; 0 is no target, since apply drops a null
     timeout_seconds: Positive | None = None
 
 

@@ -183,6 +183,13 @@ def test_every_setting_of_scheduling_and_tenants_reaches_the_server():
         assert found == (tuple(value) if isinstance(value, list) else value), path
 
 
+def test_a_service_can_say_that_a_tier_has_no_target_of_tpot():
+    """0, and not null: kubectl apply takes a null for the removal of the field, which has a default then."""
+    config = parse(engine_config(service(scheduling={"tiers": {"interactive": {"tpotMs": 0}}})))
+    assert config.scheduling.tiers.interactive.tpot_ms is None
+    assert config.scheduling.tiers.standard.tpot_ms == 250
+
+
 def test_the_servers_tenants_find_their_keys_where_the_pod_mounts_the_secrets(tmp_path):
     """What is mounted, where the variable points, and what the configuration names are one place."""
     other = {"name": "team.b", "keysFrom": {"secretKeyRef": {"name": "other", "key": "key.txt"}}}

@@ -20,7 +20,7 @@ from paceline_operator.cluster import Manifest
 from paceline_operator.desired.metadata import child, digest
 from paceline_operator.model_uri import Claim, Hub
 from paceline_operator.spec import HandoverSpec, LLMService
-from paceline_operator.tenancy import TenantSpec
+from paceline_operator.tenancy import SchedulingSpec, TenantSpec
 
 # Group of the configuration file for each field of spec.engine; see `server_path` for the key.
 ENGINE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -88,7 +88,7 @@ def engine_config(service: LLMService) -> dict[str, Any]:
     if service.spec.handover is not None:
         config.setdefault("kv_cache", {})["handover"] = _handover(service, service.spec.handover)
     if service.spec.scheduling is not None:
-        config["scheduling"] = service.spec.scheduling.model_dump(exclude_none=True)
+        config["scheduling"] = _scheduling(service.spec.scheduling)
     if service.spec.tenants:
         config["tenants"] = [_tenant(tenant) for tenant in service.spec.tenants]
     return config
@@ -116,6 +116,15 @@ def _handover(service: LLMService, handover: HandoverSpec) -> dict[str, Any]:
     """The peer is whichever ready replica the Service leads to, of an older revision too; without one it is refused."""
     limits = handover.model_dump(exclude_none=True, exclude={"secret_ref"})
     return {"peer": names.service_url(service.namespace, service.name), **limits}
+
+
+def _scheduling(scheduling: SchedulingSpec) -> dict[str, Any]:
+    """The group with the server's word for a tier that has no target of TPOT."""
+    settings = scheduling.model_dump(exclude_none=True)
+    for tier in settings.get("tiers", {}).values():
+        if tier.get("tpot_ms") == 0:
+            tier["tpot_ms"] = None
+    return settings
 
 
 def _tenant(tenant: TenantSpec) -> dict[str, Any]:
