@@ -1,4 +1,4 @@
-"""Render docs/reference/llmservice.md from the CRD and from the reasons in the operator's code.
+"""Render docs/reference/llmservice.md from the CRD, the reasons in the operator's code and the server's defaults.
 
     python scripts/llmservice_reference.py            prints it
     python scripts/llmservice_reference.py --write    writes it
@@ -11,21 +11,28 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic.alias_generators import to_snake
+
+from paceline_operator.desired.config import server_path
+from paceline_server.config import TenantConfig, parse
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "docs" / "reference" / "llmservice.md"
 CRD = ROOT / "crds" / "llmservices.paceline.dev.yaml"
 CONDITIONS = ROOT / "operator" / "paceline_operator" / "conditions.py"
+SERVER = parse({"engine": {"model_path": "hf://org/name"}})
 
 _HEADER = """# LLMService
 
 `paceline.dev/v1alpha1`, short name `llm`, namespaced. Only `spec.model` is required; unknown fields are refused.
 
-Generated from `crds/llmservices.paceline.dev.yaml` and `operator/paceline_operator/conditions.py`; run `make generate`.
+Generated from `crds/llmservices.paceline.dev.yaml`, `operator/paceline_operator/conditions.py` and the server's
+configuration; run `make generate`.
 """
 
 _CHILDREN = """## What is made from it
@@ -39,8 +46,9 @@ rollout finds the settings that it was made with, and a ConfigMap goes when no p
 child's name that belongs to somebody else is left alone, and the condition says `NameConflict`.
 """
 
-_ENGINE = """What is left out of `spec.engine` and `spec.scheduling` has the server's own default. Those are on the
-page of settings, which also says [which key each field is](settings.md#in-an-llmservice)."""
+_ENGINE = """What `spec.engine`, `spec.scheduling`, `spec.tenants` and `spec.handover` leave out is the server's to
+decide: their defaults in the table are those of the server of this release. The page of settings says more of each, and
+[which key each field is](settings.md#in-an-llmservice)."""
 
 _CONDITION_INTRO = """A reason of `Ready` that is not in the table is the server's own (`ModelNotFound`,
 `ModelUnauthorized`, `ModelUnsupported`, `NoGPU`, `OutOfMemory`, `InvalidConfiguration`, `NativeUnavailable`,
@@ -92,9 +100,26 @@ def _row(path: str, field: dict[str, Any], required: bool) -> str:
         bounds.append(f"{'>' if field.get('exclusiveMinimum') else '≥'} {field['minimum']}")
     if "maximum" in field:
         bounds.append(f"{'<' if field.get('exclusiveMaximum') else '≤'} {field['maximum']}")
-    default = f"`{_text(field['default'])}`" if "default" in field else ("**required**" if required else "")
+    default = "**required**" if required else _default(path, field)
     about = " ".join(str(field.get("description", "")).split())
     return f"| `{path}` | {', '.join([kind, *bounds])} | {default} | {about} |"
+
+
+def _default(path: str, field: dict[str, Any]) -> str:
+    """The CRD's own default, or the server's for a field that the CRD leaves to it; empty where that is nothing."""
+    value = field["default"] if "default" in field else None if "properties" in field else _server_default(path)
+    return "" if value is None else f"`{_text(value)}`"
+
+
+def _server_default(path: str) -> Any:
+    section, *rest = (to_snake(name) for name in path.removeprefix("spec.").split("."))
+    if section == "tenants[]":
+        setting = TenantConfig.model_fields.get(".".join(rest))
+        return setting.default if setting else None
+    if not rest or section not in ("engine", "scheduling", "handover"):
+        return None
+    groups = {"scheduling": ("scheduling", *rest), "handover": ("kv_cache", "handover", *rest)}
+    return reduce(getattr, groups[section] if section in groups else server_path(rest[0]), SERVER)
 
 
 def _rules(schema: dict[str, Any]) -> Iterator[str]:
@@ -112,11 +137,10 @@ def _reasons() -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    return (
-        value
-        if isinstance(value, str)
-        else yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("\n...")
-    )
+    if isinstance(value, str):
+        return value
+    plain = list(value) if isinstance(value, tuple) else value
+    return yaml.safe_dump(plain, default_flow_style=True).strip().removesuffix("\n...")
 
 
 def main() -> None:

@@ -56,12 +56,12 @@ class EngineSpec(Section):
     enable_continuous_batching: bool | None = None  # true is batcher continuous, false dynamic
     packed: bool | None = None
     gpu_memory_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-    cpu_memory_gb: Annotated[float, Field(gt=0)] | None = None  # gigabytes
+    cpu_memory_gb: Annotated[float, Field(gt=0)] | None = None  # GiB
     block_size_tokens: Count | None = None  # tokens
-    swap_space_gb: Annotated[float, Field(ge=0)] | None = None  # gigabytes
-    host_memory_gb: Annotated[float, Field(ge=0)] | None = None  # gigabytes of evicted KV blocks
+    swap_space_gb: Annotated[float, Field(ge=0)] | None = None  # GiB
+    host_memory_gb: Annotated[float, Field(ge=0)] | None = None  # GiB of evicted KV blocks
     disk_path: AbsolutePath | None = None
-    disk_gb: Annotated[float, Field(ge=0)] | None = None  # gigabytes
+    disk_gb: Annotated[float, Field(ge=0)] | None = None  # GiB
     prefix_caching: bool | None = None
     kv_cache_dtype: Literal["auto", "bfloat16", "int8"] | None = None
     worker_threads: Count | None = None
