@@ -25,6 +25,12 @@ NAMESPACE = "paceline-system"
 HELM_LABELS = ("app.kubernetes.io/managed-by:", "helm.sh/chart:")
 KUBERNETES = "1.30.0"  # the oldest that the chart supports; a helm without a cluster assumes one of its own
 HEADER = "# Generated from {source} by scripts/sync_generated.py: change that, then run `make generate`.\n"
+TAKES_OVER = """#
+# `kubectl apply` of this file takes custom.metrics.k8s.io over from whoever serves it, such as prometheus-adapter, and
+# `kubectl delete` removes the API. Look first: `kubectl get apiservice | grep custom.metrics.k8s.io`. Helm refuses
+# where it is another's. This renders the file without the adapter, and without the namespace:
+#     helm template paceline helm/paceline -n paceline-system --set adapter.enabled=false
+"""
 
 
 def render_crd_template(crd: str) -> str:
@@ -46,7 +52,7 @@ def render_install(helm: str, root: Path = ROOT) -> str:
     objects = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     objects = "".join(line for line in objects.splitlines(keepends=True) if not line.strip().startswith(HELM_LABELS))
     namespace = f"apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {NAMESPACE}\n"
-    return HEADER.format(source=CHART) + namespace + objects
+    return HEADER.format(source=CHART) + TAKES_OVER + namespace + objects
 
 
 def find_helm() -> str | None:
