@@ -115,6 +115,15 @@ async def test_a_stopped_helper_is_ended_and_its_slot_is_free_again(
     assert await template.render(HI, MAX_CHARS) == "ok"
 
 
+async def test_a_chat_is_not_refused_for_a_helper_that_somebody_else_has_ended(make: Make) -> None:
+    chats = make("{{ messages[0].content }}")
+    await chats.render(HI, MAX_CHARS)
+    (helper,) = chats._all
+    os.kill(helper._process.pid, signal.SIGKILL)
+    assert await chats.render(HI, MAX_CHARS) == "Hi"
+    assert helper not in chats._all
+
+
 async def test_a_chat_whose_client_goes_while_it_waits_for_a_helper_is_not_rendered(make: Make) -> None:
     """The one that a helper has begun is: its answer must not be left in the pipe for the next one."""
     template = make("{{ messages[0].content }}", seconds=60.0)

@@ -125,6 +125,14 @@ class TemplateRenderer:
         self._slots.release()
 
     async def _exchange(self, chat: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a chat; by a second helper where one ended without its alarm: somebody may have ended it."""
+        outcome = await self._try(chat)
+        if isinstance(outcome, int) and outcome != -signal.SIGALRM:
+            outcome = await self._try(chat)
+        return {"refused": self._obituary(outcome)} if isinstance(outcome, int) else outcome
+
+    async def _try(self, chat: dict[str, Any]) -> dict[str, Any] | int:
+        """A helper's answer, or the exit code with which it ended instead."""
         helper = self._take_idle() or await self._start()
         try:
             async with asyncio.timeout(self._seconds + GRACE_SECONDS + (0.0 if helper.used else START_SECONDS)):
@@ -132,10 +140,10 @@ class TemplateRenderer:
         except TimeoutError:
             self._all.discard(helper)
             await helper.kill()
-            return {"refused": self._obituary(-signal.SIGALRM)}
+            return -signal.SIGALRM
         except (asyncio.IncompleteReadError, ConnectionError):
             self._all.discard(helper)
-            return {"refused": self._obituary(await helper.end())}
+            return await helper.end()
         self._idle.append(helper)
         return answer
 
