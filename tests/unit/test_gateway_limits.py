@@ -165,6 +165,19 @@ async def test_the_body_that_comes_is_refused_where_it_is_the_largest_itself(
         assert len(server.gateway.bodies._being_read) == 1
 
 
+async def test_small_bodies_are_no_part_of_the_sum(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has to go on their account, not even where large ones fill the bound."""
+    monkeypatch.setattr(limits, "BODIES_AT_ONCE", 1)
+    monkeypatch.setattr(limits, "SMALL_BYTES", 1_000)
+    async with (
+        served(FakeEngine(folder, [A]), max_body_bytes=100_000) as server,
+        unfinished(server, 99_999),
+        unfinished(server, 1_001),
+    ):
+        assert (await server.client.post(PATH, json=COMPLETION)).status == 200
+        assert len(server.gateway.bodies._being_read) == 2
+
+
 async def test_the_slowest_of_too_many_bodies_has_to_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads without bodies cost their sender nothing, so they must not keep places."""
     monkeypatch.setattr(limits, "READ_AT_ONCE", 2)
