@@ -19,7 +19,7 @@ from paceline_operator.adapter.certificates import (
 )
 from paceline_operator.adapter.errors import SetupError
 from paceline_operator.adapter.front_proxy import AUTHORITY_KEY, CONFIG_MAP_PATH, NAMES_KEY, read_front_proxy
-from paceline_operator.adapter.testing import FakeObjects
+from paceline_operator.adapter.testing import FakeObjects, shake_hands
 from paceline_operator.cluster import Manifest
 from paceline_operator.errors import ClusterUnavailable, StaleObservation
 
@@ -45,16 +45,7 @@ def handshake(server: ServingCertificate, bundle: bytes) -> None:
     """Shake hands in memory; raises ssl.SSLError when a client that trusts `bundle` refuses."""
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_into(server_context)
-    client_context = ssl.create_default_context(cadata=bundle.decode())
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = client_context.wrap_bio(to_client, to_server, server_hostname=HOST)
-    peer = server_context.wrap_bio(to_server, to_client, server_side=True)
-    for _ in range(3):
-        for side in (client, peer):
-            try:
-                side.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
+    shake_hands(server_context, ssl.create_default_context(cadata=bundle.decode()), HOST)
 
 
 def test_a_client_that_trusts_the_bundle_trusts_the_certificate() -> None:

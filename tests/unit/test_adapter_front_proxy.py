@@ -14,6 +14,7 @@ from cryptography.x509.oid import NameOID
 
 from paceline_operator.adapter.certificates import make_certificate
 from paceline_operator.adapter.front_proxy import FrontProxy, TlsFront
+from paceline_operator.adapter.testing import shake_hands
 
 NOW = datetime.now(UTC)
 SERVING = make_certificate("adapter.ops.svc", NOW)
@@ -49,16 +50,7 @@ def peer_of(front: TlsFront, client: Party, folder: Path) -> dict[str, object] |
     file.write_bytes(client.pem + key)
     trust = ssl.create_default_context(cadata=SERVING.bundle.decode())
     trust.load_cert_chain(file)
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ours = trust.wrap_bio(to_client, to_server, server_hostname="adapter.ops.svc")
-    theirs = front.context.wrap_bio(to_server, to_client, server_side=True)
-    for _ in range(3):
-        for side in (ours, theirs):
-            try:
-                side.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-    return theirs.getpeercert()
+    return shake_hands(front.context, trust, "adapter.ops.svc").getpeercert()
 
 
 @pytest.fixture

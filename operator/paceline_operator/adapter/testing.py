@@ -1,8 +1,12 @@
-"""A fake of the adapter's seam for tests: objects in a dictionary, with the API server's rules that matter here."""
+"""For tests: a fake of the adapter's seam, objects in a dictionary with the API server's rules that matter here.
+
+And TLS handshakes without a socket.
+"""
 
 from __future__ import annotations
 
 import copy
+import ssl
 from collections.abc import Iterable
 from typing import Any
 
@@ -76,3 +80,21 @@ def _merge(target: dict[str, Any], patch: dict[str, Any]) -> None:
             _merge(target[key], value)
         else:
             target[key] = copy.deepcopy(value)
+
+
+def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> ssl.SSLObject:
+    """Do a TLS handshake in memory, with a client that asks for `host`. The server's end is returned.
+
+    Raises:
+        ssl.SSLError: one of the two refuses the other.
+    """
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(to_client, to_server, server_hostname=host)
+    answering = server.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(3):
+        for side in (asking, answering):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    return answering
