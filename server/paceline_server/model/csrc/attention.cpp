@@ -83,7 +83,9 @@ void Attention::forward(int layer, const float* query, ptrdiff_t row_stride, con
     if (bfloat16_paired_is_faster()) return attend<Bfloat16Paired>(task, ranges, query, row_stride, rule, out);
 #endif
     // Widened in each product or once for all rows: the same numbers in the same order.
-    if (task.tokens * task.heads <= kTileRows) return attend<Bfloat16Widened>(task, ranges, query, row_stride, rule, out);
+    if (task.tokens * task.heads <= Bfloat16Widened::kRows) {
+      return attend<Bfloat16Widened>(task, ranges, query, row_stride, rule, out);
+    }
     attend<Float32>(task, ranges, query, row_stride, rule, out);
   });
   for (const Merge& one : plan.merges) merge(one, out);

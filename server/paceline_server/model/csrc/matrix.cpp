@@ -185,52 +185,35 @@ void Matrix::multiply(Pool& pool, const Rows& rows, const Output& out) const {
 void Matrix::multiply_panel(const Rows& rows, const Work& work, const Output& out) const {
   const int32_t* const weights = panel_data(work.panel);
   switch (format_) {
-    case WeightFormat::kFloat32: return multiply_rows<Float32>(rows, weights, words_, work, out);
-    case WeightFormat::kInt8: return multiply_rows<Int8>(rows, weights, words_, work, out);
+    case WeightFormat::kFloat32: return multiply_rows<Float32>(rows, weights, work, out);
+    case WeightFormat::kInt8: return multiply_rows<Int8>(rows, weights, work, out);
     case WeightFormat::kBfloat16:
 #if defined(__AVX512BF16__)
-      if (form_ == Form::kPairs) return multiply_rows<Bfloat16Paired>(rows, weights, words_, work, out);
+      if (form_ == Form::kPairs) return multiply_rows<Bfloat16Paired>(rows, weights, work, out);
 #endif
-      return multiply_widened(rows, work, out);
+      return multiply_rows<Bfloat16Widened>(rows, weights, work, out);
   }
-}
-
-// bfloat16 weights with float32 arithmetic. For more than one tile of rows the panel is widened once, not in each tile.
-void Matrix::multiply_widened(const Rows& rows, const Work& work, const Output& out) const {
-  const int32_t* const weights = panel_data(work.panel);
-  if (work.end - work.begin <= kTileRows) return multiply_rows<Bfloat16Widened>(rows, weights, words_, work, out);
-  static thread_local std::vector<int32_t> wide;
-  wide.resize(size_t(2) * words_ * kTileColumns);
-  for (int word = 0; word < words_; ++word) {
-    for (int half = 0; half < kTileColumns; half += kLanes) {
-      const Ints pairs = load(weights + ptrdiff_t(word) * kTileColumns + half);
-      store(wide.data() + ptrdiff_t(2) * word * kTileColumns + half, pairs << 16);
-      store(wide.data() + (ptrdiff_t(2) * word + 1) * kTileColumns + half, pairs & splat(int32_t(0xffff0000)));
-    }
-  }
-  multiply_rows<Float32>(rows, wide.data(), 2 * words_, work, out);
 }
 
 template <class Format>
-void Matrix::multiply_rows(const Rows& rows, const int32_t* weights, int words, const Work& work,
-                           const Output& out) const {
+void Matrix::multiply_rows(const Rows& rows, const int32_t* weights, const Work& work, const Output& out) const {
   using Scalar = std::remove_cvref_t<decltype(typename Format::Sum{}[0])>;
   static thread_local std::vector<Scalar> sums;
   const int count = work.end - work.begin, tiles = (count + Format::kRows - 1) / Format::kRows;
   sums.resize(static_cast<size_t>(count) * kTileColumns);
   const char* ahead = tiles > 1 ? work.next : nullptr;  // one tile reads as fast as memory gives
   const ptrdiff_t next_bytes = ahead == nullptr ? 0 : panel_words() * ptrdiff_t{sizeof(int32_t)};
-  const ptrdiff_t ahead_step = next_bytes / (ptrdiff_t(words) * tiles);
-  const int blocks = (words + kBlockWords - 1) / kBlockWords, most = ((words + blocks - 1) / blocks + 1) / 2 * 2;
-  for (int word = 0; word < words; word += most) {
-    const int these = std::min(most, words - word);
+  const ptrdiff_t ahead_step = next_bytes / (ptrdiff_t(words_) * tiles);
+  const int blocks = (words_ + kBlockWords - 1) / kBlockWords, most = ((words_ + blocks - 1) / blocks + 1) / 2 * 2;
+  for (int word = 0; word < words_; word += most) {
+    const int these = std::min(most, words_ - word);
     const int32_t* const first = weights + ptrdiff_t(word) * kTileColumns;
     // 16 rows are 8 and 8, not 12 and 4: a short tile has the same loads for less work.
     split_evenly(count, tiles, [&](int low, int high) {
       const int row = work.begin + low;
       Scalar* const tile_sums = sums.data() + ptrdiff_t(low) * kTileColumns;
       const Run run{first, first + kLanes, these, ahead, ahead_step};
-      if (word + these == words) fetch_results(work.panel, row, work.begin + high, out);
+      if (word + these == words_) fetch_results(work.panel, row, work.begin + high, out);
       tile_function<Format>(high - low)({rows.data + row * rows.stride + ptrdiff_t(word) * Format::kActivations,
                                          rows.stride,
                                          &run,
@@ -241,7 +224,7 @@ void Matrix::multiply_rows(const Rows& rows, const int32_t* weights, int words, 
                                          kTileColumns,
                                          word > 0});
       if (ahead != nullptr) ahead += these * ahead_step;
-      if (word + these < words) return;
+      if (word + these < words_) return;
       finish(tile_sums, rows, work.panel, row, work.begin + high, out);
     });
   }
@@ -262,8 +245,10 @@ void Matrix::finish(const Sum* sums, const Rows& rows, int panel, int begin, int
   const Ints column_sums[2] = {load(sums_.data() + first), load(sums_.data() + first + kLanes)};
   const bool gated = is_gated(out.kind);
   const int column = gated ? panel * kLanes : panel * kTileColumns;
+  const int wanted = outputs_ - column;  // more than the panel has, or fewer
   for (int row = begin; row < end; ++row, sums += kTileColumns) {
     Floats halves[2];
+#pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       if constexpr (std::is_same_v<Sum, float>) {
         halves[half] = load(sums + half * kLanes);
@@ -277,12 +262,13 @@ void Matrix::finish(const Sum* sums, const Rows& rows, int panel, int begin, int
     float* const to = out.data + row * out.stride + column;
     if (gated) {
       const Floats gate = out.kind == Output::Kind::kSwiglu ? silu(halves[0]) : gelu(halves[0]);
-      store_some(to, gate * halves[1], outputs_ - column);
+      store_some(to, gate * halves[1], wanted);
       continue;
     }
+#pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       float* const at = to + half * kLanes;
-      const int count = outputs_ - column - half * kLanes;
+      const int count = wanted - half * kLanes;
       if (out.kind == Output::Kind::kAdd) halves[half] = load_some(at, count) + out.factor * halves[half];
       store_some(at, halves[half], count);
     }

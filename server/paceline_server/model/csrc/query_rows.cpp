@@ -76,8 +76,8 @@ void QueryRows<Format>::attend(TileReader& reader) {
     const Keys group{first, std::min(end, first + kGroupKeys)};
     const Group keys = reader.read(first);
     bool fetched = false;
-    for (int row = 0; row < rows_; row += kTileRows) {
-      const int rows = std::min(kTileRows, rows_ - row);
+    for (int row = 0; row < rows_; row += Format::kRows) {
+      const int rows = std::min(Format::kRows, rows_ - row);
       const RowTile tile{row, rows, {seen(row, group).begin, seen(row + rows - 1, group).end}, !fetched};
       if (tile.seen.begin >= tile.seen.end) continue;
       score(tile, keys);

@@ -184,7 +184,11 @@ struct Float32 {
 
 // bfloat16 weights, activations left in float32: exact products, and on some processors faster than the instruction.
 struct Bfloat16Widened {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  static constexpr int kRows = 5;  // 10 sums, 2 pairs of weights, 2 halves of them, an activation in 16 registers
+#else
   static constexpr int kRows = kTileRows;
+#endif
   static constexpr int kWordsAtOnce = 1;
   static constexpr int kValues = 2;
   static constexpr int kActivations = 2;
