@@ -26,18 +26,24 @@ _WIDEST_HADAMARD = 64
 """The same for the one that is computed in each step."""
 
 
+_LARGEST_HADAMARD_BITS = 7
+"""Hadamard's matrices of up to 128 are applied as they are, larger ones by parts: smaller parts move more memory."""
+
+
 class Rotation:
     """An orthogonal matrix Q [n, n], as a Kronecker product of small ones without zeros or outliers of their own."""
 
     def __init__(self, size: int) -> None:
-        self._factors = [_orthogonal(factor) for factor in _factors(size)]
+        self._factors = [_orthogonal(factor) for factor in _in_small_parts(_factors(size))]
 
     def apply(self, rows: Floats) -> Floats:
         """Rows [m, n] times Q."""
         result, behind = rows, 1
         for factor in reversed(self._factors):
-            parts = result.reshape(-1, len(factor), behind)
-            result = parts[..., 0] @ factor if behind == 1 else factor.T @ parts
+            parts = result.reshape(-1, len(factor), behind).swapaxes(1, 2)  # [m', behind, factor]
+            # One product of all rows: of many thin ones, numpy computes each by itself, a hundred times as slowly.
+            product = parts.reshape(-1, len(factor)) @ factor
+            result = product.reshape(parts.shape).swapaxes(1, 2)
             behind *= len(factor)
         turned: Floats = result.reshape(rows.shape)
         return turned
@@ -105,9 +111,21 @@ def _factors(size: int) -> list[int]:
     return factors
 
 
+def _in_small_parts(factors: list[int]) -> list[int]:
+    """Factors of the same matrix: Hadamard's, which come first, are products of smaller ones and cheaper by them."""
+    hadamard = [factor for factor in factors if _is_power_of_two(factor)]
+    bits = math.prod(hadamard).bit_length() - 1
+    count = math.ceil(bits / _LARGEST_HADAMARD_BITS)
+    return [*(1 << (bits + index) // count for index in range(count)), *factors[len(hadamard) :]]
+
+
+def _is_power_of_two(size: int) -> bool:
+    return size & (size - 1) == 0
+
+
 def _orthogonal(size: int) -> Floats:
     """[n, n] whose elements are all of about the same size: Hadamard's matrix, or the cosines of a DCT."""
-    if size & (size - 1) == 0:
+    if _is_power_of_two(size):
         matrix = np.ones((1, 1))
         while len(matrix) < size:
             matrix = np.block([[matrix, matrix], [matrix, -matrix]])
