@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from paceline_server.gateway import connection
 from paceline_server.gateway.connection import GatewayRunner
 from paceline_server.gateway.serve import serve_gateway
 from paceline_server.testing import FakeEngine, server_config, write_model
@@ -160,3 +161,69 @@ async def test_a_write_waits_until_all_of_it_is_with_the_socket() -> None:
         assert transport.get_write_buffer_limits() == (0, 0)
         transport.close()
         await runner.cleanup()
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_client_that_has_read_nothing_for_long_is_taken_for_gone(
+    monkeypatch: pytest.MonkeyPatch, *, streamed: bool
+) -> None:
+    monkeypatch.setattr(connection, "STALLED_SECONDS", 0.2)
+    ended = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse() if streamed else web.Response(body=bytes(32 << 20))
+        try:
+            await response.prepare(request)
+            while streamed:
+                await response.write(bytes(1 << 20))
+            await response.write_eof()
+        finally:
+            ended.set()
+        return response
+
+    app = web.Application()
+    app.router.add_get("/", answer)
+    runner = GatewayRunner(app, handler_cancellation=True)
+    await runner.setup()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        await asyncio.get_running_loop().connect_accepted_socket(runner.server, ours)
+        theirs.send(request(b"GET", b"/", b"Host: x"))
+        async with asyncio.timeout(60):
+            await ended.wait()
+        await runner.cleanup()
+
+
+class SlowlyRead(asyncio.Transport):
+    """Whatever is looked at, so much of an answer is left at its client."""
+
+    def __init__(self, left: list[int]) -> None:
+        super().__init__()
+        self.left = left
+        self.aborted = asyncio.Event()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return self.left.pop(0)
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+    def close(self) -> None:
+        pass
+
+
+async def test_a_client_that_reads_slowly_is_waited_for_as_long_as_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "STALLED_SECONDS", 0.0)
+    runner = GatewayRunner(web.Application())
+    await runner.setup()
+    assert runner.server is not None
+    transport, client = SlowlyRead([9, 8, 1, 1, 0]), runner.server()
+    client.connection_made(transport)
+    client.pause_writing()
+    async with asyncio.timeout(60):
+        await transport.aborted.wait()
+    assert transport.left == [0]
+    await runner.cleanup()

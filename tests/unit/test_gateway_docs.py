@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline_server.gateway import limits, stream, templates
+from paceline_server.gateway import connection, limits, templates
 from paceline_server.gateway.embedding_request import EmbeddingFields
 from paceline_server.gateway.fields import MAX_LABEL_CHARS, MAX_METADATA, MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_STOPS
 from paceline_server.gateway.metrics import GatewayMetrics
@@ -93,7 +93,7 @@ def test_the_limits_of_the_reference_are_those_in_force(api: str) -> None:
         f"text of up to {MAX_LABEL_CHARS} characters",
         f"up to {MAX_METADATA} texts by name",
         f"at most {templates.RENDER_SECONDS:g} s and {templates.RENDER_MEMORY_BYTES >> 30} GiB",
-        f"nothing for {stream.STALLED_SECONDS:g} s",
+        f"nothing for {connection.STALLED_SECONDS:g} s",
         f"{limits.GRACE_SECONDS:g} s behind {limits.MIN_BYTES_PER_SECOND >> 10} KiB/s",
         f"{limits.READ_AT_ONCE} bodies",
         f"{limits.SMALL_BYTES >> 10} KiB of each",

@@ -17,7 +17,6 @@ from aiohttp.test_utils import make_mocked_request
 from paceline_server.engine.interface import EmbeddingOutput, EmbeddingRequest, Task
 from paceline_server.engine.status import EngineStats
 from paceline_server.errors import EngineLost, NotLocal
-from paceline_server.gateway import stream
 from paceline_server.gateway.app import create_app
 from paceline_server.gateway.health import drain
 from paceline_server.gateway.state import GATEWAY
@@ -119,20 +118,6 @@ async def test_a_client_that_reads_nothing_holds_the_request_back(folder: Path) 
         assert 0 < taken < 100_000
         writer.transport.abort()
         await engine.until(lambda engine: not engine.running)
-
-
-async def test_a_client_that_has_read_nothing_for_long_is_taken_for_gone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream, "STALLED_SECONDS", 0.2)
-    engine = FakeEngine(folder, lambda request: [A] * 200_000, max_model_len=1_000_000, num_blocks=100_000)
-    async with served(engine) as server:
-        reader, writer = await asyncio.open_connection(*_address(server), limit=1024)
-        _send(writer, {**COMPLETION, "stream": True})
-        await reader.readuntil(b"data: ")
-        await engine.until(lambda engine: not engine.running)
-        assert len(engine.aborted) == 1
-        writer.close()
 
 
 async def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(folder: Path) -> None:

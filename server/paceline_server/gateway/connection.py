@@ -1,8 +1,9 @@
-"""How HTTP itself is refused: what aiohttp cannot parse never reaches the application. Used by `serve`.
+"""One client's connection: how HTTP itself is refused, and how long a client may read nothing. Used by `serve`.
 
-aiohttp answers such a request in plain text and logs a traceback for it, as if the server were at fault. Here it gets
-the error envelope of every other refusal, and one line in the log. A client that goes away while it is written to is
-no fault either: its line in the access log says so.
+What aiohttp cannot parse never reaches the application. aiohttp answers it in plain text and logs a traceback for it,
+as if the server were at fault. Here it gets the error envelope of every other refusal, and one line in the log. A
+client that goes away while it is written to is no fault either: its line in the access log says so. One that stays, and
+reads nothing, must not hold its answer for ever.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from paceline_server.errors import InvalidRequest
 
 log = logging.getLogger("paceline.gateway")
+
+STALLED_SECONDS = 60.0
+"""A client that takes nothing for that long, while its buffers are full, is taken for gone."""
 
 _SHOWN_CHARS = 200
 
@@ -42,14 +46,50 @@ class _Server(web.Server):
 
 
 class _Connection(web.RequestHandler):
-    """One client's connection."""
+    """One client's connection.
 
-    __slots__ = ()
+    A writer waits while the client's buffers are full, of a stream as of a whole answer. Where nothing of what is left
+    goes out for `STALLED_SECONDS`, the connection is lost, and its handler with it.
+    """
+
+    __slots__ = ("_stall",)
+
+    _stall: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Let writes wait until all is with the socket: what is in our own buffers when a drain ends is lost."""
         super().connection_made(transport)
         cast("asyncio.Transport", transport).set_write_buffer_limits(high=0)
+
+    def pause_writing(self) -> None:
+        """The buffers are full: watch whether the client reads."""
+        super().pause_writing()
+        self._watch(self._unsent())
+
+    def resume_writing(self) -> None:
+        """All is with the socket."""
+        super().resume_writing()
+        self._stall.cancel()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Nobody is there to be watched."""
+        if self.writing_paused:
+            self._stall.cancel()
+        super().connection_lost(exc)
+
+    def _unsent(self) -> int:
+        assert self.transport is not None
+        return self.transport.get_write_buffer_size()
+
+    def _watch(self, unsent: int) -> None:
+        self._stall = self._loop.call_later(STALLED_SECONDS, self._check, unsent)
+
+    def _check(self, before: int) -> None:
+        unsent = self._unsent()
+        if unsent < before:
+            self._watch(unsent)
+        else:
+            cast("asyncio.Transport", self.transport).abort()  # closing would wait for the buffers to be read
 
     def handle_error(
         self,
