@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from paceline_server.config import parse
-from paceline_server.engine import restarts
+from paceline_server.engine import child, restarts
 from paceline_server.engine.client import EngineClient
 from paceline_server.engine.interface import FinishReason, GenerationRequest
 from paceline_server.engine.status import StartupPhase
@@ -136,16 +136,27 @@ async def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back():
         assert await collect(client, request()) == expected_tokens((1, 2, 3), 5)
 
 
-async def test_an_engine_that_hangs_while_it_ends_loses_its_requests_at_once_and_is_killed():
-    hangs = "SlowRunner.execute = lambda *_: (os.close(int(sys.argv[1])), time.sleep(600))"
-    async with running_client(load=hangs) as (client, _):
+HANGS_AT_ITS_END = "SlowRunner.execute = lambda *_: (os.close(int(sys.argv[1])), time.sleep(600))"
+
+
+async def test_an_engine_that_hangs_while_it_ends_loses_its_requests_at_once(monkeypatch):
+    monkeypatch.setattr(child, "_EXIT_SECONDS", 600.0)
+    async with running_client(load=HANGS_AT_ITS_END) as (client, _):
         await until(lambda: client.status.ready)
-        pid = client._process.pid
         async with asyncio.timeout(60):
             with pytest.raises(EngineLost):
                 await collect(client, request())
         assert client.status.reason == "EngineRestarting"
         with pytest.raises(EngineUnavailable):
+            await collect(client, request())
+        os.kill(client._process.pid, 0)
+
+
+async def test_an_engine_that_hangs_while_it_ends_is_killed():
+    async with running_client(load=HANGS_AT_ITS_END) as (client, _):
+        await until(lambda: client.status.ready)
+        pid = client._process.pid
+        with pytest.raises(EngineLost):
             await collect(client, request())
         await until(lambda: client.restarts == 1)
         with pytest.raises(ProcessLookupError):
