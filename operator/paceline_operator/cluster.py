@@ -48,8 +48,8 @@ class Observed:
     pods: the service's pods of all revisions, terminating ones too, each with `metadata.labels` of its template,
         `metadata.creationTimestamp`, `metadata.deletionTimestamp` while it drains, `status.phase`, `status.conditions`
         (PodScheduled, Ready), `status.containerStatuses` (name, ready, started, restartCount, state, lastState).
-    warnings: Warning events (core/v1) about pods that wait for something which their status does not tell, such as a
-        volume.
+    events: what was told (core/v1) of pods that wait for something which their status does not tell, such as a volume:
+        Warnings, and the Normal ones that tell that a pod got further.
     load: what the pods report; implementations refresh it at most every 15 s, since it ends in status.
     """
 
@@ -57,7 +57,7 @@ class Observed:
     children: tuple[Manifest, ...] = ()
     replica_sets: tuple[Manifest, ...] = ()
     pods: tuple[Manifest, ...] = ()
-    warnings: tuple[Manifest, ...] = ()
+    events: tuple[Manifest, ...] = ()
     load: Load = field(default_factory=Load)
 
 

@@ -7,7 +7,7 @@ the last termination), its conditions (not scheduled), the events about it (a vo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -25,6 +25,8 @@ _LAST_WORDS: Final = re.compile(
 _BACK_OFF: Final = "CrashLoopBackOff"  # the waiting reason that says nothing itself: the last termination does
 _KILLED: Final = (0, 143, 137)  # exit codes after the kubelet's SIGTERM: of a server that heeds it, and of others
 _IMAGE_REASONS: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
+# What the scheduler and the kubelet tell when a pod gets further: nothing that hindered it before does so any more.
+_STEPS: Final = frozenset({"Scheduled", "Pulling", "Pulled", "Created", "Started"})
 _MESSAGE_LIMIT: Final = 1000  # characters: a condition is read by people, the log has the rest
 
 
@@ -57,13 +59,13 @@ class _Start:
         return str(ended.get("startedAt", "")) < self.ready_changed < str(ended.get("finishedAt", ""))
 
 
-def failure_of(pod: Manifest, startup_seconds: int, warnings: Iterable[Manifest] = ()) -> Failure | None:
+def failure_of(pod: Manifest, startup_seconds: int, events: Collection[Manifest] = ()) -> Failure | None:
     """Why this pod, which is not ready, does not get ready; None while nothing speaks against it."""
     failure = (
         _phase_failure(pod)
         or _container_failure(pod, startup_seconds)
         or _scheduling_failure(pod)
-        or _warned_failure(pod, warnings)
+        or _warned_failure(pod, events)
     )
     if failure is None:
         return None
@@ -170,12 +172,14 @@ def _phase_failure(pod: Manifest) -> Failure | None:
     return Failure(status.get("reason", "PodFailed"), status.get("message", "the pod failed"))
 
 
-def _warned_failure(pod: Manifest, warnings: Iterable[Manifest]) -> Failure | None:
-    """The latest warning about a pod whose containers wait without saying for what."""
+def _warned_failure(pod: Manifest, events: Collection[Manifest]) -> Failure | None:
+    """The latest warning since its last step about a pod whose containers wait without saying for what."""
     if not is_waiting_silently(pod):
         return None
-    about = [event for event in warnings if event["involvedObject"].get("uid") == pod["metadata"]["uid"]]
-    latest = max(about, key=_event_time, default=None)
+    about = [event for event in events if event["involvedObject"].get("uid") == pod["metadata"]["uid"]]
+    step = max((_event_time(event) for event in about if event["reason"] in _STEPS), default="")
+    warnings = (event for event in about if event["type"] == "Warning" and _event_time(event) > step)
+    latest = max(warnings, key=_event_time, default=None)
     return Failure(latest["reason"], latest["message"]) if latest else None
 
 

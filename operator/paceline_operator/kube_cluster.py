@@ -80,7 +80,7 @@ class KubeCluster:
             children=tuple(one for found in children for one in found),
             replica_sets=replica_sets,
             pods=pods,
-            warnings=await self._read_warnings(key, pods),
+            events=await self._read_events(key, pods),
             load=self._read_load(key),
         )
 
@@ -149,13 +149,13 @@ class KubeCluster:
         pods = await self._client.list_objects(_collection(_PODS, key), selector, fresh=True)
         return tuple(pod for pod in pods if _made_by(pod, deployment))
 
-    async def _read_warnings(self, key: Key, pods: Iterable[Manifest]) -> tuple[Manifest, ...]:
+    async def _read_events(self, key: Key, pods: Iterable[Manifest]) -> tuple[Manifest, ...]:
         silent = [pod for pod in pods if is_waiting_silently(pod)][:_SILENT_PODS]
-        found = await asyncio.gather(*(self._read_pod_warnings(key, pod) for pod in silent))
+        found = await asyncio.gather(*(self._read_pod_events(key, pod) for pod in silent))
         return tuple(event for events in found for event in events)
 
-    async def _read_pod_warnings(self, key: Key, pod: Manifest) -> list[Manifest]:
-        selector = f"involvedObject.uid={pod['metadata']['uid']},type=Warning"
+    async def _read_pod_events(self, key: Key, pod: Manifest) -> list[Manifest]:
+        selector = f"involvedObject.uid={pod['metadata']['uid']}"
         return await self._client.list_objects(_collection(_EVENTS, key), field_selector=selector)
 
 

@@ -98,7 +98,7 @@ def _pod_failure(census: Census, replicas: int, startup_seconds: int, observed: 
     for pod in census.unready:
         if census.leaving and is_waiting_for_room(pod):
             continue  # it takes the place of one that drains: the scheduler looks again when that one has gone
-        if failure := failure_of(pod, startup_seconds, observed.warnings):
+        if failure := failure_of(pod, startup_seconds, observed.events):
             return failure
     lost = census.unreplaced if len(census.ready) < replicas else None
     return failure_of(lost, startup_seconds) if lost else None

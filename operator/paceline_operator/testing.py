@@ -62,7 +62,7 @@ def make_pod(deployment: Manifest, name: str = "pod-0", *, ready: bool = False, 
 class FakeCluster:
     """Carries plans out on dictionaries as an API server would, and remembers them.
 
-    Tests change `services`, `replica_sets`, `pods`, `warnings` and `load` as users, kubelets and schedulers do.
+    Tests change `services`, `replica_sets`, `pods`, `events` and `load` as users, kubelets and schedulers do.
     """
 
     def __init__(self, *services: Manifest) -> None:
@@ -70,7 +70,7 @@ class FakeCluster:
         self.children: dict[tuple[Key, str, str], Manifest] = {}  # by kind and name
         self.replica_sets: list[Manifest] = []
         self.pods: dict[Key, list[Manifest]] = {}
-        self.warnings: list[Manifest] = []
+        self.events: list[Manifest] = []
         self.load = Load()
         self.refusals: dict[str, str] = {}  # kind → why the API server refuses it
         self.executed: list[Action] = []
@@ -83,7 +83,7 @@ class FakeCluster:
             children=tuple(child for (owner, *_), child in self.children.items() if owner == key),
             replica_sets=tuple(self.replica_sets),
             pods=tuple(self.pods.get(key, ())),
-            warnings=tuple(self.warnings),
+            events=tuple(self.events),
             load=self.load,
         )
         return copy.deepcopy(observed)

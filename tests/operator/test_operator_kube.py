@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from cluster.api_server import ApiServer
+from operators import World, eventually
 
 from paceline_operator.cluster import Apply, Delete, Key, Manifest, PatchStatus, Plan
 from paceline_operator.desired import render
@@ -163,6 +164,23 @@ async def test_pods_that_only_carry_the_label_are_not_counted(
     (ours,) = pods
     assert ours["metadata"]["name"].startswith("demo-")
     assert ours["kind"] == "Pod"
+
+
+async def test_what_is_told_of_a_pod_that_waits_silently_is_read_steps_and_warnings_alike(
+    world: World, cluster: KubeCluster, key: Key
+) -> None:
+    """A warning alone does not tell whether the pod has got further since."""
+    await reconcile(cluster, key, IMAGE)
+    eventually(world.pod)
+    pod = world.pod()
+    world.report(pod, state={"waiting": {"reason": "ContainerCreating"}})
+    about = {"kind": "Pod", "namespace": key.namespace, "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+    for kind, reason in (("Warning", "FailedScheduling"), ("Normal", "Scheduled")):
+        told = {"type": kind, "reason": reason, "message": "told", "involvedObject": about}
+        event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": reason.lower()}, **told}
+        world.kubectl.apply(event, namespace=key.namespace)
+    reasons = {event["reason"] for event in (await cluster.observe(key)).events}
+    assert reasons >= {"FailedScheduling", "Scheduled"}
 
 
 async def test_a_service_that_is_gone_is_observed_as_none(cluster: KubeCluster, key: Key) -> None:

@@ -216,6 +216,7 @@ def warning(pod: Manifest, reason: str, message: str, moment: str) -> Manifest:
     return {
         "metadata": {"creationTimestamp": moment},
         "involvedObject": {"uid": pod["metadata"]["uid"]},
+        "type": "Warning",
         "reason": reason,
         "message": message,
         "lastTimestamp": moment,
@@ -238,6 +239,17 @@ def test_old_warnings_do_not_outlive_their_cause() -> None:
     """Once the container runs, what hindered it before is history."""
     pod = make_pod(DEPLOYMENT)
     assert failure_of(pod, 1800, [warning(pod, "FailedMount", "x", "2026-01-01T00:00:00Z")]) is None
+
+
+@pytest.mark.parametrize(("warned", "step"), [("FailedScheduling", "Scheduled"), ("FailedMount", "Pulling")])
+def test_a_warning_is_history_once_the_pod_has_got_further(warned: str, step: str) -> None:
+    """An image is pulled for minutes, in which the status says no more than before the pod had a node or its volume."""
+    pod = make_pod(DEPLOYMENT, state={"waiting": {"reason": "ContainerCreating"}})
+    before = warning(pod, warned, "Insufficient nvidia.com/gpu", "2026-01-01T00:01:00Z")
+    further = warning(pod, step, "", "2026-01-01T00:02:00Z") | {"type": "Normal"}
+    again = warning(pod, "FailedMount", "timed out", "2026-01-01T00:03:00Z")
+    assert failure_of(pod, 1800, [before, further]) is None
+    assert failure_of(pod, 1800, [before, further, again]) == Failure("FailedMount", "pod pod-0: timed out")
 
 
 def test_a_message_is_one_line_of_bounded_length() -> None:

@@ -33,13 +33,13 @@ class LocalCluster:
         self._on_event = on_event
 
     async def observe(self, key: Key) -> Observed:
-        """Read the service, its children, its pods and the warnings about them."""
+        """Read the service, its children, its pods and the events about them."""
         ours = names.selector_labels(key.name)
         return Observed(
             service=self._store.get(names.KIND, key.name),
             children=tuple(child for kind in _CHILD_KINDS for child in self._store.list(kind, ours)),
             pods=self._store.list("Pod", ours),
-            warnings=self._store.list("Event"),
+            events=self._store.list("Event"),
             load=self._read_load(key),
         )
 
