@@ -6,6 +6,7 @@ Pure. Read here by all who look at pods: `status`, `failures`, the adapter and l
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Final
 
 from paceline_operator import names
@@ -14,6 +15,9 @@ from paceline_operator.conditions import DRAINED
 from paceline_operator.ownership import is_alive
 
 _ENDED_PHASES: Final = ("Succeeded", "Failed")
+# Beyond the deletionTimestamp, by which a pod that was told to end has ended: time for the kubelet to say
+# so. It never does where its node is lost.
+_LEAVING_MARGIN: Final = timedelta(seconds=30)
 _PASSING_REASONS: Final = frozenset({"ContainerCreating", "PodInitializing"})  # waiting reasons that pass by themselves
 
 
@@ -25,7 +29,7 @@ class Census:
     ready: tuple[Manifest, ...]  # of the active ones
     current: tuple[Manifest, ...]  # active and of the current revision
     lost: tuple[Manifest, ...]  # of the current revision, ended without being told to: evicted, failed
-    leaving: bool  # whether there are some that were told to end, which hold what they have until then
+    leaving: bool  # whether some were told to end and have time to: until then they hold what they have
 
     @property
     def unready(self) -> tuple[Manifest, ...]:
@@ -46,7 +50,7 @@ class Census:
         return sum(pod in self.ready for pod in self.current)
 
 
-def take_census(pods: tuple[Manifest, ...], revision: str) -> Census:
+def take_census(pods: tuple[Manifest, ...], revision: str, now: datetime) -> Census:
     """Count `pods` against `revision`."""
     staying = sorted(filter(is_alive, pods), key=_age)
     active = tuple(pod for pod in staying if not has_ended(pod))
@@ -55,7 +59,7 @@ def take_census(pods: tuple[Manifest, ...], revision: str) -> Census:
         ready=tuple(pod for pod in active if is_ready(pod)),
         current=tuple(pod for pod in active if labelled_revision(pod) == revision),
         lost=tuple(pod for pod in staying if _phase(pod) == "Failed" and labelled_revision(pod) == revision),
-        leaving=len(staying) < len(pods),
+        leaving=any(_is_leaving(pod, now) for pod in pods),
     )
 
 
@@ -139,6 +143,12 @@ def condition_of(pod: Manifest, kind: str) -> Manifest:
     """The pod's condition of this type; empty where it has none."""
     conditions = pod.get("status", {}).get("conditions", ())
     return next((condition for condition in conditions if condition["type"] == kind), {})
+
+
+def _is_leaving(pod: Manifest, now: datetime) -> bool:
+    if is_alive(pod) or has_ended(pod):
+        return False
+    return now <= datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]) + _LEAVING_MARGIN
 
 
 def _server_statuses(pod: Manifest) -> list[Manifest]:

@@ -23,6 +23,8 @@ from paceline_operator.status import Situation, assess, compute_conditions, rend
 # What a refused child waits for (a quota, a permission), or somebody else's object that has its name, comes and goes
 # without an event about our objects.
 REFUSED_RETRY_SECONDS: Final = 20.0
+# A pod that does not leave in time tells nothing of it.
+LEAVING_PODS_SECONDS: Final = 20.0
 # A pod that waits silently changes no status when a warning about it appears.
 SILENT_PODS_SECONDS: Final = 10.0
 
@@ -88,7 +90,7 @@ def _report(
     assert observed.service is not None
     metadata = observed.service["metadata"]
     stored = observed.service.get("status", {})
-    situation = assess(observed, revision, blocker)
+    situation = assess(observed, revision, blocker, now)
     fresh = compute_conditions(situation)
     status = render_status(observed.service, situation, fresh, observed.load, now)
     news: tuple[Action, ...] = ()
@@ -104,7 +106,7 @@ def _look_again_after(situation: Situation) -> float | None:
         return SILENT_PODS_SECONDS
     if situation.failure and situation.failure.reason == conditions.NAME_CONFLICT:
         return REFUSED_RETRY_SECONDS
-    return None
+    return LEAVING_PODS_SECONDS if situation.census.leaving else None
 
 
 def _changes(service: LLMService, desired: Desired, observed: Observed) -> tuple[Action, ...]:

@@ -39,14 +39,14 @@ class Situation:
     hpa: Manifest | None
 
 
-def assess(observed: Observed, revision: str, blocker: Failure | None) -> Situation:
+def assess(observed: Observed, revision: str, blocker: Failure | None, now: datetime) -> Situation:
     """Bring together what was observed of a service that exists, and what hinders its reconciliation.
 
     Reads the specification leniently: a status is owed to an invalid one too.
     """
     assert observed.service is not None
     spec = observed.service.get("spec") or {}
-    census = take_census(observed.pods, revision)
+    census = take_census(observed.pods, revision, now)
     children = {child["kind"]: child for child in observed.children}
     deployment = _answering(children.get("Deployment"), revision)
     startup_seconds = _number(spec.get("startupSeconds"), 1800)

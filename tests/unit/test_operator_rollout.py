@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from reconciling import IMAGE, KEY, NEW_IMAGE, events, image_of, kinds, serving
+from datetime import timedelta
 
+from reconciling import IMAGE, KEY, NEW_IMAGE, Stage, events, image_of, kinds, serving
+
+from paceline_operator.cluster import Manifest
+from paceline_operator.reconcile import LEAVING_PODS_SECONDS, reconcile
 from paceline_operator.testing import make_pod
+
+
+def waiting_for_a_gpu(stage: Stage) -> Manifest:
+    """A new pod for which no node has a free GPU."""
+    message = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return make_pod(stage.deployment, "pod-new") | {"status": {"phase": "Pending", "conditions": [waiting]}}
 
 
 async def test_an_update_is_progress_until_the_last_old_pod_is_gone() -> None:
@@ -31,9 +42,7 @@ async def test_a_rollout_in_place_does_not_fail_while_the_old_pod_drains_and_hol
     stage.edit(drainSeconds=5)
     await stage.reconcile()
     old["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
-    message = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
-    waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    new = make_pod(stage.deployment, "pod-new") | {"status": {"phase": "Pending", "conditions": [waiting]}}
+    new = waiting_for_a_gpu(stage)
     stage.run_pods(old, new)
     actions = await stage.reconcile()
     assert stage.verdict() == ("False", "Starting")
@@ -55,6 +64,19 @@ async def test_replicas_are_copied_to_the_deployment_and_roll_nothing() -> None:
     assert stage.deployment["spec"]["template"] == template
     assert stage.verdict("Progressing") == ("True", "Scaling")
     assert stage.verdict() == ("True", "Serving")
+
+
+async def test_a_pod_that_does_not_leave_in_time_is_not_waited_for() -> None:
+    """Of a lost node nobody says that its pod has gone: without a spare GPU its successor waits for ever."""
+    stage = await serving(resources={"limits": {"nvidia.com/gpu": "1"}})
+    (lost,) = stage.cluster.pods[KEY]
+    lost["metadata"]["deletionTimestamp"] = "2026-01-02T03:05:20Z"
+    stage.run_pods(lost, waiting_for_a_gpu(stage))
+    assert await reconcile(stage.cluster, KEY, IMAGE, lambda: stage.now) == LEAVING_PODS_SECONDS
+    assert stage.verdict() == ("False", "Starting")
+    stage.now += timedelta(minutes=2)
+    await stage.reconcile()
+    assert stage.verdict() == ("False", "NoSpareGPU")
 
 
 async def test_a_rollout_past_its_deadline_is_said_to_be_stuck() -> None:

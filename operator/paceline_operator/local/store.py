@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from paceline_operator.cluster import Manifest
 from paceline_operator.conditions import timestamp
@@ -85,10 +85,11 @@ class Store:
             self._put(existing | {"metadata": metadata, "spec": existing["spec"] | {"replicas": replicas}})
 
     def mark_deleted(self, kind: str, name: str) -> None:
-        """Begin a graceful deletion: whoever runs the object ends it and calls `remove`."""
+        """Begin a graceful deletion: whoever runs the object ends it and calls `remove`, by its deletionTimestamp."""
         existing = self.get(kind, name)
         if existing is not None and "deletionTimestamp" not in existing["metadata"]:
-            metadata = existing["metadata"] | {"deletionTimestamp": timestamp(self._clock())}
+            grace = timedelta(seconds=existing.get("spec", {}).get("terminationGracePeriodSeconds", 0))
+            metadata = existing["metadata"] | {"deletionTimestamp": timestamp(self._clock() + grace)}
             self._put(existing | {"metadata": metadata})
 
     def remove(self, kind: str, name: str) -> None:
