@@ -1,7 +1,7 @@
 """What keeps a pod from serving, in the pod's own words. Pure; called by `status` for pods that are not ready.
 
 A pod says it in one of these places, looked at in this order: its phase (evicted), its containers (waiting, terminated,
-the last termination), its conditions (not scheduled), the events about it (a volume that does not mount).
+the last termination), its conditions (not scheduled, cut off), the events about it (a volume that does not mount).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from paceline_operator import conditions, names
 from paceline_operator.cluster import Manifest
-from paceline_operator.pods import container_statuses, hindrance, is_drain, ready_changed_at, unscheduled
+from paceline_operator.pods import container_statuses, hindrance, is_cut_off, is_drain, ready_changed_at, unscheduled
 from paceline_operator.vocabulary import in_words_of_the_spec
 
 # The server's last words: a reason in CamelCase (of several words, so that a log line's `INFO:` is none), a colon, a
@@ -65,6 +65,7 @@ def failure_of(pod: Manifest, startup_seconds: int, events: Collection[Manifest]
         _phase_failure(pod)
         or _container_failure(pod, startup_seconds)
         or _scheduling_failure(pod)
+        or _node_failure(pod)
         or _warned_failure(pod, events)
     )
     if failure is None:
@@ -162,6 +163,13 @@ def _scheduling_failure(pod: Manifest) -> Failure | None:
     wants_gpu = f"Insufficient {names.GPU_RESOURCE_PREFIX}" in message
     reason = conditions.NO_SPARE_GPU if wants_gpu else conditions.UNSCHEDULABLE
     return Failure(reason, message or "no node takes the pod")
+
+
+def _node_failure(pod: Manifest) -> Failure | None:
+    if not is_cut_off(pod):
+        return None
+    node = pod["spec"].get("nodeName", "")
+    return Failure(conditions.NODE_NOT_READY, f"its node {node} does not report any more; it gets no requests")
 
 
 def _phase_failure(pod: Manifest) -> Failure | None:

@@ -96,6 +96,16 @@ def is_ready(pod: Manifest) -> bool:
     return condition_of(pod, "Ready").get("status") == "True"
 
 
+def is_cut_off(pod: Manifest) -> bool:
+    """Whether the pod's node does not report any more.
+
+    The node controller then sets Ready to false without a reason, and leaves what the kubelet said last as it is.
+    Source: MarkPodsNotReady in pkg/controller/util/node of Kubernetes.
+    """
+    ready, containers = condition_of(pod, "Ready"), condition_of(pod, "ContainersReady")
+    return (ready.get("status"), containers.get("status")) == ("False", "True") and not ready.get("reason")
+
+
 def ready_changed_at(pod: Manifest) -> str:
     """When the pod last became ready or ceased to be, as Kubernetes writes times; empty where that is not told."""
     return str(condition_of(pod, "Ready").get("lastTransitionTime") or "")

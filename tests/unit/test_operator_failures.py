@@ -211,6 +211,17 @@ def test_an_init_container_has_failed_until_it_has_done_its_work(state: dict[str
     assert (failure_of(pod, 1800) is not None) == fails
 
 
+def test_a_pod_whose_node_is_lost_says_so() -> None:
+    """The kubelet's last word stands, by which all containers are ready; the node controller takes Ready away."""
+    pod = make_pod(DEPLOYMENT, ready=True)
+    pod["spec"] = {**pod["spec"], "nodeName": "node-7"}
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+    failure = failure_of(pod, 1800)
+    assert failure is not None
+    assert failure.reason == "NodeNotReady"
+    assert "node-7" in failure.message
+
+
 def warning(pod: Manifest, reason: str, message: str, moment: str) -> Manifest:
     """A Warning event about a pod."""
     return {
