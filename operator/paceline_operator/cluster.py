@@ -127,7 +127,7 @@ class Cluster(Protocol):
     async def execute(self, key: Key, plan: Plan) -> None:
         """Carry out the plan's actions in order.
 
-        Raises ChildRefused when a child is not accepted, StaleObservation when an object was swapped meanwhile, and
-        ClusterUnavailable.
+        Raises ChildRefused when a child is not accepted or not let go, StaleObservation when an object was swapped
+        meanwhile, and ClusterUnavailable.
         """
         ...

@@ -41,7 +41,7 @@ class InvalidSpec(PacelineError):
 
 
 class ChildRefused(PacelineError):
-    """The API server refused a child (invalid, forbidden, quota). `kind` and `name` say which, `detail` says why."""
+    """The API server refused a child (invalid, quota), or to delete it. `kind` and `name` say which, `detail` why."""
 
     def __init__(self, kind: str, name: str, detail: str) -> None:
         super().__init__(f"{kind} {name}: {detail}")
@@ -53,7 +53,7 @@ class ChildRefused(PacelineError):
 class RequestRefused(PacelineError):
     """The API server will not do this while all stays as it is: invalid (400, 422), forbidden (401, 403).
 
-    Or it failed (500) at an applied object, as it does at a value of the wrong type and at a webhook that is away.
+    Or it failed (500) at an apply or a deletion, as it does at a value of the wrong type and at a webhook that is away.
     """
 
     def __init__(self, status: int, message: str) -> None:

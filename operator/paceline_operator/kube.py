@@ -53,7 +53,7 @@ class KubeClient:
     """A connection to one API server.
 
     Every method raises ClusterUnavailable when the server cannot be reached, is overloaded or failed inside, and
-    RequestRefused when it says no: to an apply, any answer of its own that is not about the moment.
+    RequestRefused when it says no: to an apply or a deletion, any answer of its own that is not about the moment.
     """
 
     def __init__(self, configuration: client.Configuration) -> None:
@@ -187,7 +187,9 @@ class KubeClient:
         if response.status == 404:
             return None
         if response.status >= 400:
-            raise _error(response.status, text, f"{method} {path}", is_apply=content_type == _APPLY)
+            raise _error(
+                response.status, text, f"{method} {path}", decides=content_type == _APPLY or method == "DELETE"
+            )
         answer: Manifest = json.loads(text)
         return answer
 
@@ -223,13 +225,13 @@ def _with_types(answer: Manifest) -> list[Manifest]:
     return [{**types, **item} for item in answer.get("items") or ()]
 
 
-def _error(status: int, text: bytes, request: str, *, is_apply: bool) -> Exception:
+def _error(status: int, text: bytes, request: str, *, decides: bool) -> Exception:
     answer = _status_object(text)
     message = str(answer.get("message") or text.decode(errors="replace")[:_LONGEST_TEXT])
     if status == 409 or any(words in message for words in _STALE_WORDS):
         return StaleObservation(f"{request}: {message}")
-    # Server-side apply answers with 500 where a field is unknown or of the wrong type, and where a webhook fails.
-    refused = is_apply and status == 500 and bool(answer) and not _is_momentary(answer)
+    # Server-side apply answers with 500 where a field is unknown or of the wrong type, and both where a webhook fails.
+    refused = decides and status == 500 and bool(answer) and not _is_momentary(answer)
     if status == 429 or (status >= 500 and not refused):
         return ClusterUnavailable(f"{request}: {status} {message}")
     return RequestRefused(status, message)

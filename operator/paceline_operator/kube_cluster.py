@@ -94,8 +94,8 @@ class KubeCluster:
         match action:
             case Apply(manifest, uid):
                 await self._apply(key, manifest, uid)
-            case Delete(kind=kind, name=name, uid=uid):
-                await self._client.delete_object(f"{_collection(CHILD_COLLECTIONS[kind], key)}/{name}", uid)
+            case Delete():
+                await self._delete(key, action)
             case PatchStatus():
                 await self._patch_status(key, action)
             case EmitEvent():
@@ -111,6 +111,14 @@ class KubeCluster:
             await self._client.apply_object(path, manifest, force=uid is not None)
         except RequestRefused as refusal:
             raise ChildRefused(kind, name, str(refusal)) from refusal
+
+    async def _delete(self, key: Key, child: Delete) -> None:
+        try:
+            await self._client.delete_object(
+                f"{_collection(CHILD_COLLECTIONS[child.kind], key)}/{child.name}", child.uid
+            )
+        except RequestRefused as refusal:
+            raise ChildRefused(child.kind, child.name, f"cannot be deleted: {refusal}") from refusal
 
     async def _patch_status(self, key: Key, patch: PatchStatus) -> None:
         """Apply a status. The version guards it: on this subresource the API server does not look at the uid."""

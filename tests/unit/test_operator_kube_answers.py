@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
-from paceline_operator.cluster import Apply, EmitEvent, Key, Plan
+from paceline_operator.cluster import Apply, Delete, EmitEvent, Key, Plan
 from paceline_operator.errors import ChildRefused, ClusterUnavailable, PacelineError, RequestRefused, StaleObservation
 from paceline_operator.kube import KubeClient
 from paceline_operator.kube_cluster import KubeCluster
@@ -99,6 +99,14 @@ async def test_a_child_with_a_value_of_the_wrong_type_is_refused_by_its_name() -
     async with answering(500, status_object(WRONG_TYPE)) as kube:
         with pytest.raises(ChildRefused, match=r"Deployment b: .*gpu: expected string"):
             await KubeCluster(kube).execute(Key("a", "b"), Plan((Apply(DEPLOYMENT),)))
+
+
+@pytest.mark.parametrize(("status", "message"), [(403, "configmaps is forbidden"), (500, WEBHOOK)])
+async def test_a_child_that_may_not_be_deleted_is_told_by_its_name(status: int, message: str) -> None:
+    """Nothing after it in the plan is carried out, the status neither: without a refusal it would stand still."""
+    async with answering(status, status_object(message)) as kube:
+        with pytest.raises(ChildRefused, match="ConfigMap b-1: cannot be deleted: "):
+            await KubeCluster(kube).execute(Key("a", "b"), Plan((Delete("v1", "ConfigMap", "b-1", "uid"),)))
 
 
 async def test_an_event_that_is_not_taken_is_lost_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
