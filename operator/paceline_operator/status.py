@@ -12,6 +12,7 @@ from paceline_operator import names
 from paceline_operator.cluster import Key, Load, Manifest, Observed
 from paceline_operator.conditions import Condition, ConditionType, Truth
 from paceline_operator.failures import Failure, failure_of, is_waiting_for_room
+from paceline_operator.ownership import is_ours
 from paceline_operator.pods import Census, has_started, is_running, labelled_revision, take_census, was_drained
 
 _TTFT_DIGITS: Final = 3  # milliseconds
@@ -46,8 +47,11 @@ def assess(observed: Observed, revision: str, blocker: Failure | None, now: date
     """
     assert observed.service is not None
     spec = observed.service.get("spec") or {}
-    census = take_census(observed.pods, revision, now)
     children = {child["kind"]: child for child in observed.children}
+    # The pods of somebody else's Deployment are theirs, whatever its name and their labels.
+    owner = children.get("Deployment")
+    pods = observed.pods if owner is None or is_ours(owner, observed.service["metadata"]["uid"]) else ()
+    census = take_census(pods, revision, now)
     deployment = _answering(children.get("Deployment"), revision)
     startup_seconds = _number(spec.get("startupSeconds"), 1800)
     replicas = _number(spec.get("replicas"), 1)

@@ -84,6 +84,19 @@ async def test_a_foreign_object_of_a_childs_name_is_neither_adopted_nor_overwrit
     assert stage.verdict() == ("False", "CreatingPods")
 
 
+async def test_a_service_whose_name_another_one_took_does_not_count_the_others_pods() -> None:
+    """`a.b` has a child name that a user may write as a name too: the later of the two said that it served."""
+    first = await serving()
+    stage = Stage()
+    stage.service["metadata"]["uid"] = "the-later-one"
+    stage.cluster.children, stage.cluster.pods = first.cluster.children, first.cluster.pods
+    for child in stage.cluster.children.values():
+        child["metadata"]["ownerReferences"][0]["name"] = "the.earlier.one"
+    await stage.reconcile()
+    assert stage.verdict() == ("False", "NameConflict")
+    assert stage.service["status"]["readyReplicas"] == 0
+
+
 async def test_a_name_that_somebody_else_has_is_looked_at_again_before_the_full_list() -> None:
     """Nobody tells the operator when an object that is not its own goes."""
     stage = Stage()
