@@ -18,7 +18,8 @@ import pytest
 import yaml
 
 from paceline_operator import cli
-from paceline_operator.cluster import Manifest
+from paceline_operator.cluster import Key, Manifest
+from paceline_operator.local.state import StateFolder
 from paceline_operator.local.testing import fake_service
 
 
@@ -127,6 +128,19 @@ def test_sigkill_of_paceline_up_leaves_no_server_and_no_service_in_the_table(
     until(lambda: not servers_of(folder))
     assert "No LLMService runs" in table()
     assert run_up(folder, service, "--prompt", "Again?").returncode == 0
+
+
+@pytest.mark.parametrize("left", ["", "[]", '{"pid": 1, "url": "http://127.0.0.1:8000", "service": {}}'])
+def test_what_another_release_or_a_power_cut_left_of_a_snapshot_is_passed_over(
+    folder: Path, left: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither the table nor who looks for the holder of a port ends with it, whether or not that service is up."""
+    state = StateFolder.of(Key("default", "old"), os.environ)
+    with state.lock():
+        (state.path / "snapshot.json").write_text(left)
+        assert state.read() is None
+    cli.main(["status"])
+    assert "old" not in capsys.readouterr().out
 
 
 def test_mistakes_in_the_file_are_printed_each_on_a_line_and_nothing_starts(

@@ -57,10 +57,13 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, text: str) -> Snapshot:
-        """Read what `to_json` has written."""
-        data: dict[str, Any] = json.loads(text)
-        phases = {pod: tuple(Phase(**phase) for phase in found) for pod, found in data.pop("phases").items()}
-        return cls(**{**data, "pods": tuple(data["pods"]), "phases": phases})
+        """Read what `to_json` has written. Raises ValueError for another release's, and for what is none."""
+        try:
+            data: dict[str, Any] = json.loads(text)
+            phases = {pod: tuple(Phase(**phase) for phase in found) for pod, found in data.pop("phases").items()}
+            return cls(**{**data, "pods": tuple(data["pods"]), "phases": phases})
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"not a snapshot of this release: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,9 @@ class StateFolder:
         scratch.replace(self.path / "snapshot.json")
 
     def read(self) -> Snapshot | None:
-        """The snapshot of a service that is up; None when none is, or it has not said anything yet."""
+        """The snapshot of a service that is up; None when none is, or it has not said anything that we can read."""
         holder = self.holder()
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, ValueError):
             snapshot = Snapshot.from_json((self.path / "snapshot.json").read_text(encoding="utf-8"))
             return snapshot if snapshot.pid == holder else None
         return None
