@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final
@@ -75,9 +75,10 @@ class KubeCluster:
             self._read_replica_sets(key, child),
             *(self._read_children(key, kind, child) for kind in CHILD_COLLECTIONS),
         )
+        found = tuple(one for some in children for one in some)
         return Observed(
             service=service,
-            children=tuple(one for found in children for one in found),
+            children=(*found, *await self._read_unlabelled(key, found)),
             replica_sets=replica_sets,
             pods=pods,
             events=await self._read_events(key, pods),
@@ -146,6 +147,16 @@ class KubeCluster:
         child = await self._client.read_object(f"{path}/{name}")
         return (child,) if child else ()
 
+    async def _read_unlabelled(self, key: Key, children: tuple[Manifest, ...]) -> tuple[Manifest, ...]:
+        """The configuration that the Deployment's pods mount, where it is not among `children`: it lost its label."""
+        known = {child["metadata"]["name"] for child in children if child["kind"] == "ConfigMap"}
+        mounted = {
+            name for child in children if child["kind"] == "Deployment" for name in _mounted_configurations(child)
+        }
+        path = _collection(CHILD_COLLECTIONS["ConfigMap"], key)
+        read = await asyncio.gather(*(self._client.read_object(f"{path}/{name}") for name in mounted - known))
+        return tuple(one for one in read if one)
+
     async def _read_replica_sets(self, key: Key, deployment: str) -> tuple[Manifest, ...]:
         selector = names.selector_string(key.name)
         found = await self._client.list_objects(_collection(_REPLICA_SETS, key), selector, fresh=True)
@@ -169,6 +180,12 @@ class KubeCluster:
 
 def _collection(template: str, key: Key) -> str:
     return template.format(namespace=key.namespace)
+
+
+def _mounted_configurations(deployment: Manifest) -> Iterator[str]:
+    for volume in deployment["spec"]["template"]["spec"].get("volumes", ()):
+        if volume["name"] == names.CONFIG_VOLUME and "configMap" in volume:
+            yield volume["configMap"]["name"]
 
 
 def _is_controlled_by(manifest: Manifest, kind: str, name: str) -> bool:

@@ -45,6 +45,7 @@ CONTAINER: Final = "server"  # the server's container, the one that overlays mer
 PORT_NAME: Final = "http"  # the one port, by name in probes and Service
 PORT: Final = 8000  # the one port, in the pod and on the Service
 CONFIG_FILE: Final = "engine.yaml"  # key in the ConfigMap and file name in the pod
+CONFIG_VOLUME: Final = "config"  # the volume of the ConfigMap
 CONFIG_FOLDER: Final = "/etc/paceline"  # where the ConfigMap is mounted
 MODEL_STORE: Final = "/models"  # PACELINE_MODEL_STORE in a pod
 PVC_MOUNT: Final = "/mnt/model"  # where the claim of a pvc:// model is mounted

@@ -166,6 +166,20 @@ async def test_pods_that_only_carry_the_label_are_not_counted(
     assert ours["kind"] == "Pod"
 
 
+async def test_a_configuration_that_has_lost_its_label_is_set_right(
+    api_server: ApiServer, cluster: KubeCluster, key: Key
+) -> None:
+    """Its name is taken all the same, and what is in it by then somebody else's."""
+    await reconcile(cluster, key, IMAGE)
+    (before,) = api_server.kubectl.get("configmap", "-l", "paceline.dev/service=demo", "-n", key.namespace)["items"]
+    stripped = json.dumps({"metadata": {"labels": None}, "data": {"engine.yaml": "broken"}})
+    name = before["metadata"]["name"]
+    api_server.kubectl("patch", "configmap", name, "-n", key.namespace, "--type=merge", "-p", stripped)
+    await reconcile(cluster, key, IMAGE)
+    after = api_server.kubectl.get("configmap", name, "-n", key.namespace)
+    assert (after["data"], after["metadata"]["labels"]) == (before["data"], before["metadata"]["labels"])
+
+
 async def test_what_is_told_of_a_pod_that_waits_silently_is_read_steps_and_warnings_alike(
     world: World, cluster: KubeCluster, key: Key
 ) -> None:

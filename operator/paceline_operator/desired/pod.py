@@ -127,7 +127,7 @@ def _key_sources(service: LLMService) -> list[dict[str, Any]]:
 
 def _mounts(service: LLMService) -> list[dict[str, Any]]:
     mounts: list[dict[str, Any]] = [
-        {"name": "config", "mountPath": names.CONFIG_FOLDER, "readOnly": True},
+        {"name": names.CONFIG_VOLUME, "mountPath": names.CONFIG_FOLDER, "readOnly": True},
         {"name": "models", "mountPath": names.MODEL_STORE},
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "dshm", "mountPath": "/dev/shm"},
@@ -144,7 +144,7 @@ def _mounts(service: LLMService) -> list[dict[str, Any]]:
 
 def _volumes(service: LLMService) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [
-        {"name": "config", "configMap": {"name": config_map_name(service)}},
+        {"name": names.CONFIG_VOLUME, "configMap": {"name": config_map_name(service)}},
         {"name": "models", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
         {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}},
