@@ -23,6 +23,7 @@ REST_SECONDS: Final = 0.2
 _FIRST_DELAY: Final = 0.2  # seconds
 _LONGEST_DELAY: Final = 60.0  # seconds
 _DOUBLINGS: Final = 10  # enough to reach the longest delay
+_LASTING_DELAY: Final = 10.0  # seconds: what was stale so often in a row is stuck
 
 
 class KeyedQueue:
@@ -121,7 +122,7 @@ class Worker:
 
 
 def _log(key: Key, error: Exception, delay: float) -> None:
-    if isinstance(error, StaleObservation):
+    if isinstance(error, StaleObservation) and delay < _LASTING_DELAY:
         logger.debug("%s: %s; again in %.1f s", key, error, delay)
     elif isinstance(error, PacelineError):
         logger.warning("%s: %s; again in %.1f s", key, error, delay)

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import pytest
+
 from paceline_operator.cluster import Key
-from paceline_operator.errors import ClusterUnavailable
+from paceline_operator.errors import ClusterUnavailable, StaleObservation
 from paceline_operator.queue import KeyedQueue, Worker
 
 A, B = Key("default", "a"), Key("default", "b")
@@ -111,6 +113,17 @@ async def test_an_earlier_date_is_not_put_off_by_a_later_one() -> None:
     queue.add_after(A, 0.01)
     queue.add_after(A, 60)
     assert await asyncio.wait_for(queue.take(), 60) == A
+
+
+async def test_what_is_stale_once_is_no_news_and_what_stays_so_is(caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody who changes an object in between is nothing to report; a pass that never gets through is."""
+    queue, passes = KeyedQueue(rest_seconds=0), Passes([StaleObservation("configmap is another one")] * 7)
+    passes.gate.set()
+    async with running(Worker(queue, passes), workers=1):
+        for number in range(1, 9):
+            queue.add(A)
+            await passes.until(lambda started, number=number: len(started) >= number)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 async def test_a_failed_pass_is_repeated_and_disturbs_no_other_key() -> None:
