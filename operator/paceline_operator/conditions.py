@@ -46,7 +46,7 @@ STARTING: Final = "Starting"  # a pod waits for a node, an image or a volume
 LOADING: Final = "Loading"  # a server runs and loads its model or warms up
 ROLLING_OUT: Final = "RollingOut"  # pods of an older revision are being replaced
 SCALING: Final = "Scaling"  # the number of pods approaches spec.replicas
-WAITING_FOR_GARBAGE_COLLECTION: Final = "WaitingForGarbageCollection"  # a deleted namesake's children are still there
+WAITING_FOR_GARBAGE_COLLECTION: Final = "WaitingForGarbageCollection"  # deleted children are still there
 
 # --- Reasons: what is wrong -------------------------------------------------------------------------------------------
 # A server that fails says its own reason in its termination message (ModelNotFound, OutOfMemory, …); Kubernetes' own

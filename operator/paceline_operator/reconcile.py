@@ -58,7 +58,8 @@ def decide(observed: Observed, server_image: str, now: datetime) -> Plan:
     desired = render(service, choose_image(service, server_image, _deployment(observed)))
     if blocker := _foreign_child(service, desired, observed):
         return _report(observed, _last_revision(observed), now, blocker)
-    return _report(observed, desired.revision, now, None, _changes(service, desired, observed))
+    held = _child_on_its_way_out(desired, observed)
+    return _report(observed, desired.revision, now, held, _changes(service, desired, observed))
 
 
 def explain(observed: Observed, now: datetime, refusal: ChildRefused) -> Plan:
@@ -133,6 +134,19 @@ def _foreign_child(service: LLMService, desired: Desired, observed: Observed) ->
             return Failure(conditions.WAITING_FOR_GARBAGE_COLLECTION, message)
         message = f"{what} exists and does not belong to this LLMService; delete or rename one of the two"
         return Failure(conditions.NAME_CONFLICT, message)
+    return None
+
+
+def _child_on_its_way_out(desired: Desired, observed: Observed) -> Failure | None:
+    """A child that somebody has deleted and that is not gone: it cannot be made again before it is."""
+    for child in desired.children:
+        live = _live(observed, child)
+        if live is not None and not is_alive(live):
+            finalizers = ", ".join(live["metadata"].get("finalizers", ()))
+            message = (
+                f"{live['kind']} {live['metadata']['name']} was deleted and waits for its finalizers: {finalizers}"
+            )
+            return Failure(conditions.WAITING_FOR_GARBAGE_COLLECTION, message)
     return None
 
 

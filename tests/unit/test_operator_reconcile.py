@@ -120,6 +120,17 @@ async def test_a_recreated_service_waits_for_its_predecessors_children() -> None
     assert stage.verdict("Degraded") == ("True", "WaitingForGarbageCollection")
 
 
+async def test_a_child_that_was_deleted_and_cannot_go_is_told_with_what_holds_it() -> None:
+    """It cannot be made again before, and without it no pods are being created, which is what was said."""
+    stage = await serving()
+    stage.run_pods()
+    stage.deployment["metadata"] |= {"deletionTimestamp": "2026-01-02T03:04:05Z", "finalizers": ["backup.example/hold"]}
+    assert kinds(await stage.reconcile()) == []
+    assert stage.verdict() == ("False", "WaitingForGarbageCollection")
+    assert "Deployment smollm2 was deleted" in stage.condition()["message"]
+    assert "backup.example/hold" in stage.condition()["message"]
+
+
 @pytest.mark.parametrize("gone", [True, False])
 async def test_nothing_is_made_for_a_service_that_goes(gone: bool) -> None:
     """Neither for one that is deleted nor for one that is being deleted."""
