@@ -92,6 +92,19 @@ def test_a_detached_service_that_cannot_start_fails_with_the_reason_and_leaves_n
     assert servers_of(folder) == []
 
 
+def test_of_two_that_detach_the_same_service_one_has_it_and_the_other_says_so(folder: Path) -> None:
+    """They start at the same moment: the words of neither may be lost in the other's log."""
+    command = up_command(folder, fake_service(), "--detach")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    said = [one.communicate(timeout=60) for one in both]
+    errors = [err for (_, err), one in zip(said, both, strict=True) if one.returncode]
+    for error in errors:  # who comes when it is ready is content with the one that is there
+        assert error.startswith("paceline: fake is up already"), error
+    assert [path.name for path in folder.glob("paceline/default/fake/*.log")] == ["up.log"]
+    assert cli.main(["down", "fake"]) == 0
+
+
 def test_a_detached_service_whose_port_is_taken_says_who_is_there_and_how_the_user_stops_it(folder: Path) -> None:
     """By the path that the user has typed, though another program starts the service."""
     program = folder / "bin" / "paceline"
