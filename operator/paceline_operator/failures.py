@@ -185,10 +185,13 @@ def _warned_failure(pod: Manifest, events: Collection[Manifest]) -> Failure | No
     if not is_waiting_silently(pod):
         return None
     about = [event for event in events if event["involvedObject"].get("uid") == pod["metadata"]["uid"]]
-    step = max((_event_time(event) for event in about if event["reason"] in _STEPS), default="")
-    warnings = (event for event in about if event["type"] == "Warning" and _event_time(event) > step)
+    step = max((_event_time(event) for event in about if event.get("reason") in _STEPS), default="")
+    warnings = (event for event in about if event.get("type") == "Warning" and _event_time(event) > step)
     latest = max(warnings, key=_event_time, default=None)
-    return Failure(latest["reason"], latest["message"]) if latest else None
+    if latest is None:
+        return None
+    reason = latest.get("reason") or "Warning"  # whoever writes an event may leave out either
+    return Failure(reason, latest.get("message") or reason)
 
 
 def _event_time(event: Manifest) -> str:

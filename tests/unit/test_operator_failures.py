@@ -252,6 +252,15 @@ def test_old_warnings_do_not_outlive_their_cause() -> None:
     assert failure_of(pod, 1800, [warning(pod, "FailedMount", "x", "2026-01-01T00:00:00Z")]) is None
 
 
+def test_an_event_without_a_reason_is_a_warning_all_the_same() -> None:
+    """Anybody may write one, and the API server takes it."""
+    pod = make_pod(DEPLOYMENT, state={"waiting": {"reason": "ContainerCreating"}})
+    about = {"uid": pod["metadata"]["uid"]}
+    bare = {"involvedObject": about, "metadata": {"creationTimestamp": "2026-01-01T00:01:00Z"}}
+    assert failure_of(pod, 1800, [bare]) is None
+    assert failure_of(pod, 1800, [{**bare, "type": "Warning"}]) == Failure("Warning", "pod pod-0: Warning")
+
+
 @pytest.mark.parametrize(("warned", "step"), [("FailedScheduling", "Scheduled"), ("FailedMount", "Pulling")])
 def test_a_warning_is_history_once_the_pod_has_got_further(warned: str, step: str) -> None:
     """An image is pulled for minutes, in which the status says no more than before the pod had a node or its volume."""
