@@ -19,6 +19,8 @@ import yaml
 
 from paceline_operator import cli
 from paceline_operator.cluster import Key, Manifest
+from paceline_operator.local.detached import Detached
+from paceline_operator.local.errors import StartFailed
 from paceline_operator.local.state import StateFolder
 from paceline_operator.local.testing import fake_service
 
@@ -92,16 +94,25 @@ def test_a_detached_service_that_cannot_start_fails_with_the_reason_and_leaves_n
     assert servers_of(folder) == []
 
 
-def test_of_two_that_detach_the_same_service_one_has_it_and_the_other_says_so(folder: Path) -> None:
-    """They start at the same moment: the words of neither may be lost in the other's log."""
-    command = up_command(folder, fake_service(), "--detach")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    both = [subprocess.Popen(command, **pipes) for _ in range(2)]
-    said = [one.communicate(timeout=60) for one in both]
-    errors = [err for (_, err), one in zip(said, both, strict=True) if one.returncode]
-    for error in errors:  # who comes when it is ready is content with the one that is there
-        assert error.startswith("paceline: fake is up already"), error
-    assert [path.name for path in folder.glob("paceline/default/fake/*.log")] == ["up.log"]
+def test_of_two_that_detach_the_same_service_the_later_one_says_so_and_leaves_the_others_log_alone(
+    folder: Path,
+) -> None:
+    """They may start at the same moment: neither knows then which of them will have the service."""
+    assert run_up(folder, fake_service(), "--detach").returncode == 0
+    state = StateFolder.of(Key("default", "fake"), os.environ)
+    before = state.log.read_text()
+    late = Detached.start(state, [str(folder / "service.yaml"), "--port", "0"])
+
+    def is_refused() -> bool:
+        try:
+            return late.read() is not None
+        except StartFailed as error:
+            return str(error).startswith("fake is up already")
+
+    until(is_refused)
+    assert before
+    assert state.log.read_text().startswith(before)
+    assert [path.name for path in state.path.glob("*.log")] == ["up.log"]
     assert cli.main(["down", "fake"]) == 0
 
 
