@@ -79,6 +79,17 @@ async def test_a_pod_that_does_not_leave_in_time_is_not_waited_for() -> None:
     assert stage.verdict() == ("False", "NoSpareGPU")
 
 
+async def test_a_pod_whose_containers_have_ended_holds_no_gpu_any_more() -> None:
+    """Somebody's finalizer may keep its record: the scheduler has given its place away."""
+    stage = await serving(resources={"limits": {"nvidia.com/gpu": "1"}})
+    (ended,) = stage.cluster.pods[KEY]
+    ended["metadata"]["deletionTimestamp"] = "2026-01-02T03:05:20Z"
+    ended["status"]["phase"] = "Succeeded"
+    stage.run_pods(ended, waiting_for_a_gpu(stage))
+    await stage.reconcile()
+    assert stage.verdict() == ("False", "NoSpareGPU")
+
+
 async def test_a_rollout_past_its_deadline_is_said_to_be_stuck() -> None:
     """The Deployment's verdict is passed on while the pods themselves have nothing to say."""
     stage = await serving()
