@@ -120,6 +120,43 @@ def test_a_disk_that_is_full_ends_the_trace_and_not_the_engine(path, monkeypatch
     assert "no space left" in caplog.text
 
 
+def test_a_disk_that_is_full_leaves_a_trace_that_can_be_read(path, monkeypatch):
+    recorder = recorder_of(path)
+    serve(recorder, asked())
+    recorder.close()
+    recorder = recorder_of(path)
+
+    def write_half(lines):
+        with path.open("a") as file:
+            file.write(lines[0][:20])
+        raise OSError("no space left")
+
+    monkeypatch.setattr(recorder, "_write", write_half)
+    serve(recorder, asked("b"))
+    recorder._thread.join(10)
+    assert len(read(path)) == 1
+
+
+@pytest.mark.parametrize("lines", [0, 1, 100])
+def test_half_a_line_that_a_killed_server_has_left_is_not_gone_on_with(path, lines):
+    recorder = recorder_of(path)
+    for number in range(lines):
+        serve(recorder, asked(str(number), prompt=range(2048)))
+    recorder.close()
+    with path.open("a") as file:
+        file.write('{"arrival": 17')
+    recorder = recorder_of(path)
+    serve(recorder, asked("last"))
+    recorder.close()
+    assert len(read(path)) == lines + 1
+
+
+def test_what_is_no_trace_is_not_cut(path):
+    path.write_text("notes")
+    recorder_of(path).close()
+    assert path.read_text() == "notes"
+
+
 def test_a_path_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     with pytest.raises(InvalidConfiguration, match=r"observability\.trace_path"):
         recorder_of(tmp_path / "nowhere" / "trace")

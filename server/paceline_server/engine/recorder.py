@@ -17,6 +17,7 @@ import logging
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Full, Queue
@@ -31,6 +32,8 @@ from paceline_server.errors import InvalidConfiguration
 _MAX_PENDING = 4096  # answers that have ended and are not written yet
 _MAX_BLOCKS = 128  # of a prompt that get a digest: longer common prefixes are rare, and a line stays under 3 kB
 _DIGEST_BYTES = 8
+_MAX_LINE_BYTES = 1 << 16
+_LINE_BEGIN = b'{"arrival":'
 
 log = logging.getLogger("paceline.engine")
 
@@ -122,7 +125,10 @@ class TraceRecorder:
                 self._write(lines)
         except OSError as error:  # a full disk must not end the engine
             log.warning("the trace ends here: %s", error)
-        finally:
+            with suppress(OSError):
+                self._file.close()  # which tries once more to write
+            _end_at_a_line(self._path)
+        else:
             self._file.close()
 
     def _take(self) -> list[str] | None:
@@ -188,4 +194,15 @@ def _own(path: Path) -> tuple[Path, TextIO]:
         other = path.with_stem(f"{path.stem}-{os.getpid()}")
         log.warning("another server writes %s: the trace of this one is %s", path, other)
         return other, other.open("a", encoding="utf-8")
+    _end_at_a_line(path)
     return path, file
+
+
+def _end_at_a_line(path: Path) -> None:
+    """Cut off the half of a line that a full disk or a killed process has left: no reader takes a file that has one."""
+    with suppress(OSError), path.open("r+b") as file:
+        begin = max(0, file.seek(0, os.SEEK_END) - _MAX_LINE_BYTES)
+        file.seek(begin)
+        ended, _, half = file.read().rpartition(b"\n")
+        if half[: len(_LINE_BEGIN)] == _LINE_BEGIN[: len(half)]:  # whatever else stands there is not ours to cut
+            file.truncate(begin + len(ended) + bool(ended))
