@@ -7,9 +7,10 @@ Called by `reconcile` on what the API server stored, and by `local` on files of 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -22,6 +23,8 @@ from paceline_operator.quantity import parse_quantity
 from paceline_operator.section import AbsolutePath, Count, Section
 from paceline_operator.template import TemplateSpec
 from paceline_operator.tenancy import SchedulingSpec, TenantSpec, check_together
+
+_QUOTED_CHARACTERS: Final = 60  # of a refused value; what is longer is found by its path
 
 
 def _quantity(value: object) -> str:
@@ -236,11 +239,22 @@ def _field_error(detail: Any) -> FieldError:
     if detail["type"] == "missing":
         return FieldError(path, "required")
     message = detail["msg"].removeprefix("Value error, ")
-    return FieldError(path, message[:1].lower() + message[1:])
+    told = "" if detail["type"] == "value_error" else _quoted(detail["input"])
+    return FieldError(path, message[:1].lower() + message[1:] + told)
+
+
+def _quoted(value: object) -> str:
+    """`, not …` and the value as YAML has it, so that text is told from a number; only of a short scalar."""
+    if not isinstance(value, str | bool | int | float):
+        return ""
+    written = json.dumps(value, ensure_ascii=False)
+    return f", not {written}" if len(written) <= _QUOTED_CHARACTERS else ""
 
 
 def _suggestion(location: list[str]) -> str:
-    """`, did you mean …?` when a field of the same section is spelt alike."""
+    """`, did you mean …?` when another section has this field, or the same section has one that is spelt alike."""
+    if paths := _paths_of(location[-1]):
+        return f", did you mean {' or '.join(paths)}?"
     section: type[BaseModel] = LLMServiceSpec
     for part in location[:-1]:
         if part.isdecimal():  # a place in a list
@@ -253,6 +267,17 @@ def _suggestion(location: list[str]) -> str:
     known = [info.alias or name for name, info in section.model_fields.items()]
     close = difflib.get_close_matches(location[-1], known, n=1)
     return f", did you mean {close[0]}?" if close else ""
+
+
+def _paths_of(name: str) -> list[str]:
+    """Where `spec`, or one of its sections of settings, has a field of exactly this name."""
+    sections: dict[str, type[BaseModel]] = {"spec": LLMServiceSpec, "spec.engine": EngineSpec}
+    sections |= {"spec.scheduling": SchedulingSpec, "spec.autoscaling": AutoscalingSpec}
+    return [
+        f"{path}.{name}"
+        for path, section in sections.items()
+        if name in {info.alias or field for field, info in section.model_fields.items()}
+    ]
 
 
 def section_type(field: FieldInfo) -> type[BaseModel] | None:

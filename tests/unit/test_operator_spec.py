@@ -41,10 +41,39 @@ def test_all_mistakes_are_reported_at_once_with_their_paths() -> None:
     )
     assert found == {
         "spec.model": "'gpt2' is not a model URI; write hf://ORG/NAME, pvc://CLAIM/PATH or file:///PATH",
-        "spec.replicas": "input should be greater than or equal to 0",
+        "spec.replicas": "input should be greater than or equal to 0, not -1",
         "spec.engine.maxModelLn": "unknown field, did you mean maxModelLen?",
         "spec.autoscaling": "minReplicas (3) must not exceed maxReplicas (2)",
     }
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"maxModelLen": 4096}, "unknown field, did you mean spec.engine.maxModelLen?"),
+        ({"policy": "sjf"}, "unknown field, did you mean spec.scheduling.policy?"),
+        ({"engine": {"drainSeconds": 5}}, "unknown field, did you mean spec.drainSeconds?"),
+        ({"name": "x"}, "unknown field"),
+    ],
+)
+def test_a_field_in_the_wrong_section_is_told_where_it_belongs(spec: dict[str, Any], says: str) -> None:
+    """`spec.maxModelLen` is not a misspelt `spec.model`; what no section of settings has is said to be unknown."""
+    assert list(errors_of({**MODEL, **spec}).values()) == [says]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"replicas": "2"}, 'input should be a valid integer, not "2"'),
+        ({"engine": {"prefixCaching": "yes"}}, 'input should be a valid boolean, not "yes"'),
+        ({"engine": {"dtype": "x" * 100}}, "input should be 'auto', 'float32', 'bfloat16' or 'float16'"),
+        ({"replicas": True}, "input should be a valid integer, not true"),
+        ({"engine": {"threads": [1]}}, "input should be a valid integer"),
+    ],
+)
+def test_a_refused_value_is_quoted_as_yaml_has_it(spec: dict[str, Any], says: str) -> None:
+    """`"2"` in quotes is no number, which the message shows; what is long or no scalar is not repeated."""
+    assert list(errors_of({**MODEL, **spec}).values()) == [says]
 
 
 @pytest.mark.parametrize(
