@@ -178,11 +178,15 @@ def test_mistakes_in_the_file_are_printed_each_on_a_line_and_nothing_starts(
 
 
 @pytest.mark.parametrize("command", ["down", "logs"])
-def test_a_service_that_does_not_run_is_told_by_its_name(
+def test_a_service_that_does_not_run_is_told_by_namespace_and_name(
     folder: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
+    """A namesake may run in another namespace, for which the name alone would be untrue."""
     assert cli.main([command, "nobody"]) == 1
-    assert capsys.readouterr().err.startswith("paceline: nobody ")
+    assert cli.main([command, "nobody", "--namespace", "elsewhere"]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("paceline: default/nobody ")
+    assert second.startswith("paceline: elsewhere/nobody ")
 
 
 @pytest.mark.parametrize("port", ["abc", "-1", "65536", "8000.5", "", "٣"])

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from paceline_operator.local.front import Address, FrontDoor, Refusal
+from paceline_operator.local.served import why_not_ready
 
 HOST = "127.0.0.1"
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -114,3 +115,11 @@ async def test_a_pod_that_dies_in_the_middle_ends_the_caller_s_connection() -> N
         writer.write(b"hello\n")
         assert await asyncio.wait_for(reader.read(), 60) in (b"half", b"")
         writer.close()
+
+
+def test_a_request_in_the_moment_after_the_last_server_went_is_not_told_that_all_are_ready() -> None:
+    """The condition is of the last look at the pods: it says Serving until the next one."""
+    serving = {"status": "True", "reason": "Serving", "message": "1 of 1 replicas ready"}
+    assert "1 of 1" not in why_not_ready(serving)
+    assert why_not_ready({"status": "False", "reason": "Loading", "message": "it loads"}) == "Loading: it loads"
+    assert why_not_ready({}) == "Starting: it starts"

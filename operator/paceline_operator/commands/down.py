@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from paceline_operator.commands.service import add_service, chosen_folder
+from paceline_operator.commands.service import add_service, chosen_folder, full_name
 from paceline_operator.local.errors import NotRunning
 
 _POLL_SECONDS = 0.1
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = chosen_folder(chosen)
     process = folder.holder()
     if process is None:
-        raise NotRunning(f"{chosen.name} does not run on this machine; `paceline status` lists what does")
+        raise NotRunning(f"{full_name(chosen)} does not run on this machine; `paceline status` lists what does")
     print(f"draining {chosen.name} (process {process})", flush=True)
     os.kill(process, signal.SIGTERM)
     while folder.holder() == process:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from paceline_operator.commands.service import add_service, chosen_folder
+from paceline_operator.commands.service import add_service, chosen_folder, full_name
 from paceline_operator.local.errors import NotRunning
 from paceline_operator.local.state import StateFolder
 
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     folder = chosen_folder(chosen)
     if not _logs(folder):
-        raise NotRunning(f"{chosen.name} has not run on this machine; `paceline status` lists what does")
+        raise NotRunning(f"{full_name(chosen)} has not run on this machine; `paceline status` lists what does")
     positions: dict[Path, int] = {}
     while True:
         going_on = chosen.follow and folder.holder() is not None

@@ -18,3 +18,8 @@ def add_service(parser: argparse.ArgumentParser) -> None:
 def chosen_folder(chosen: argparse.Namespace) -> StateFolder:
     """The state of the service that was named."""
     return StateFolder.of(Key(chosen.namespace, chosen.name), os.environ)
+
+
+def full_name(chosen: argparse.Namespace) -> str:
+    """Namespace and name of the service that was named: a namesake may run in another namespace."""
+    return f"{chosen.namespace}/{chosen.name}"

@@ -99,9 +99,15 @@ class Served:
     def _explain(self) -> Refusal:
         if self._drains:
             return DRAINING
-        ready = condition(self.snapshot(), "Ready")
-        why = f"{ready.get('reason', 'Starting')}: {ready.get('message', 'it starts')}"
+        why = why_not_ready(condition(self.snapshot(), "Ready"))
         return Refusal(f"{self._plane.key.name} is not ready: {why}", code="not_ready")
+
+
+def why_not_ready(ready: Manifest) -> str:
+    """What a request that finds no server is told, by the condition Ready: one that just went is still True in it."""
+    if ready.get("status") == Truth.TRUE:
+        return "NotReady: its last server has just gone, and is started again"
+    return f"{ready.get('reason', 'Starting')}: {ready.get('message', 'it starts')}"
 
 
 def _draining(service: Manifest) -> Manifest:
