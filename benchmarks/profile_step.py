@@ -9,7 +9,7 @@ docs/performance.md.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -66,5 +66,7 @@ def main(folder: Path, *, quick: bool) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two steps of each kind")
     model = Path.home() / ".cache/paceline/models/HuggingFaceTB/SmolLM2-135M-Instruct"
-    main(model, quick="--quick" in sys.argv[1:])
+    main(model, quick=parser.parse_args().quick)

@@ -165,9 +165,12 @@ def test_a_line_ends_at_its_newline_and_nowhere_else(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{}", "line 2: arrival"),
+        ("{}", "line 2: arrival: is required; prompt_tokens: is required"),
         ('{"arrival": 0, "prompt_tokens": 0, "output_tokens": 1}', "line 2: prompt_tokens"),
-        ('{"arrival": 0, "prompt_tokens": 1, "output_tokens": 1, "tear": "batch"}', "line 2: tear"),
+        (
+            '{"arrival": 0, "prompt_tokens": 1, "output_tokens": 1, "tear": 1}',
+            "line 2: tear: is not a known field",
+        ),
         ('{"arrival": 0, "prompt_tokens": 1, "output_tokens": 1, "prefix_tokens": 2, "prefix": "p"}', "prefix_tokens"),
         ("nonsense", "line 2"),
         *(

@@ -172,7 +172,7 @@ def _best_backend(config: Mapping[str, Any], dtype: str, device: str) -> str:
 def _triton_obstacle(device: str) -> str | None:
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if device != "cuda" and not interpreted:
-        return f"needs engine.device cuda, not {device}"
+        return f"needs a GPU (engine.device), not {device}"
     if importlib.util.find_spec("triton") is None:
         return "needs the package triton, which builds of torch for CUDA bring along"
     if not interpreted and not _has_c_compiler():

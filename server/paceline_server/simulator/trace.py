@@ -17,6 +17,7 @@ from paceline_server.engine.interface import GenerationRequest, Tier
 from paceline_server.errors import InvalidConfiguration
 
 _WORD = (1 << 32) - 1  # token ids of made-up prompts fit into 32 bits
+_SAID = {"missing": "is required", "extra_forbidden": "is not a known field"}
 _MAX_PRIORITY = 1_000_000  # more than a server takes; seconds that it stands for must stay numbers
 
 
@@ -114,6 +115,7 @@ def _parse(path: Path, number: int, line: str) -> TraceRequest:
         return TraceRequest.model_validate_json(line)
     except ValidationError as error:
         mistakes = "; ".join(
-            f"{'.'.join(map(str, one['loc'])) or 'line'}: {one['msg']}" for one in error.errors(include_url=False)
+            f"{'.'.join(map(str, one['loc'])) or 'line'}: {_SAID.get(one['type'], one['msg'])}"
+            for one in error.errors(include_url=False)
         )
         raise InvalidConfiguration(f"{path}, line {number}: {mistakes}") from None
