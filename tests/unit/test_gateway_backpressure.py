@@ -296,3 +296,16 @@ def test_an_hour_in_which_nothing_waits_is_not_the_pace_of_starts(leaves: bool) 
         world.now += 3600.0
     world.step(running=1, waiting=3)
     assert world.refused().retry_after == 1
+
+
+def test_the_pace_of_arrivals_that_need_not_wait_is_not_that_of_starts() -> None:
+    """There is always another request on its way, and a slot for it."""
+    world = World(requests=3, running=4)
+    next_one = world.submit()
+    for _ in range(5):
+        ticket, next_one = next_one, world.submit()
+        assert world.gate.waiting == 0
+        world.gate.started(ticket)
+        world.now += 3600.0
+    world.step(running=4, waiting=3)
+    assert world.refused().retry_after == 1
