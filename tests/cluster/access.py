@@ -93,8 +93,12 @@ class Kubectl:
         return bool(self("get", *args, "--ignore-not-found", "-o", "name").strip())
 
     def apply(self, *objects: Mapping[str, Any], namespace: str = "default") -> None:
-        """Apply objects in order; `namespace` is for those that don't name theirs."""
-        self("apply", "-n", namespace, "-f", "-", input=yaml.safe_dump_all(objects))
+        """Apply objects in order; `namespace` is for those that don't name theirs.
+
+        As JSON: kubectl takes a text such as 119e45, which PyYAML writes without quotes, for a number.
+        """
+        together = {"apiVersion": "v1", "kind": "List", "items": objects}
+        self("apply", "-n", namespace, "-f", "-", input=json.dumps(together))
 
     @contextlib.contextmanager
     def namespace(self, prefix: str = "test") -> Iterator[str]:

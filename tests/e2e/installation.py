@@ -6,6 +6,7 @@ Used by the end-to-end tests' fixtures.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from cluster.errors import Failed, Unavailable
 from cluster.hostroot import SOURCE_TREE, HostRoot
 from cluster.seam import Cluster
@@ -101,7 +101,7 @@ def install(cluster: Cluster, images: Images) -> None:
     """
     where = ("--namespace", NAMESPACE, "--values", "-", "--wait", "--timeout", "120s")
     try:
-        cluster.helm("install", RELEASE, str(CHART), *where, input=yaml.safe_dump(images.values))
+        cluster.helm("install", RELEASE, str(CHART), *where, input=json.dumps(images.values))
         cluster.kubectl("wait", "--for=condition=Available", f"apiservice/{METRICS_API}", "--timeout=60s")
     except Failed as failure:
         raise Failed(f"{failure}\n{evidence(cluster)}") from failure

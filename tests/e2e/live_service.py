@@ -50,7 +50,7 @@ class LiveService:
 
     def apply(self) -> None:
         """`kubectl apply` it."""
-        self.kubectl("apply", "-f", "-", input=yaml.safe_dump(self.manifest))
+        self.kubectl("apply", "-f", "-", input=json.dumps(self.manifest))
 
     def kubectl(self, *args: str, input: str | None = None, timeout: float = 300) -> str:
         """Run kubectl in the service's namespace."""

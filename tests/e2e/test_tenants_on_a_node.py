@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
-import yaml
 from cluster.seam import Cluster
 from e2e.installation import Images
 from e2e.live_service import LiveService, eventually
@@ -40,7 +40,7 @@ def write_keys(service: LiveService, key: str) -> None:
     """Write the Secret with one key of the tenant."""
     metadata = {"name": "api-keys"}
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"chat": f"{key}\n"}}
-    service.kubectl("apply", "-f", "-", input=yaml.safe_dump(secret))
+    service.kubectl("apply", "-f", "-", input=json.dumps(secret))
 
 
 def refusal(service: LiveService, key: str) -> str | None:
