@@ -9,6 +9,7 @@ reading memory from front to back. The larger of the two is the bound (Williams,
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -22,6 +23,7 @@ from paceline_server.model.native import library
 
 _FORMATS = {"float32": (0, 4.0), "bfloat16": (1, 2.0), "int8": (2, 1.0)}  # number in csrc/tile.h, bytes a weight
 _READ_BYTES = 1 << 29
+_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +45,29 @@ class Roof:
 
 def measure() -> Roof:
     """Measure this machine, some seconds."""
-    rates = {
-        name: len(cores()) * float(library().call("product_rate", number)) for name, (number, _) in _FORMATS.items()
-    }
-    return Roof(rates, _read_rate())
+    return Roof({name: len(cores()) * _product_rate(number) for name, (number, _) in _FORMATS.items()}, _read_rate())
+
+
+def _product_rate(number: int) -> float:
+    return _highest(lambda: float(library().call("product_rate", number)))
 
 
 def _read_rate() -> float:
     data = torch.ones(_READ_BYTES // 4)
-    best = 0.0
-    for _ in range(5):
+
+    def read() -> float:
         begin = perf_counter()
         data.sum()
-        best = max(best, _READ_BYTES / (perf_counter() - begin))
+        return _READ_BYTES / (perf_counter() - begin)
+
+    return _highest(read)
+
+
+def _highest(rate: Callable[[], float]) -> float:
+    """The highest of the rates that are measured in `_SECONDS`: the machine slows down for moments."""
+    end, best = perf_counter() + _SECONDS, 0.0
+    while perf_counter() < end:
+        best = max(best, rate())
     return best
 
 
@@ -74,6 +86,8 @@ def least_seconds(roof: Roof, model: Path, workload: Workload, clients: int, wei
     head = hidden * config["vocab_size"]
     computed = sum(one.prompt_tokens + one.max_tokens - 1 for one in workload.requests)
     arithmetic = computed * layers * per_layer + workload.output_tokens * head
+    unsampled = sum(one.prompt_tokens - 1 for one in workload.requests)  # the last layer owes them keys and values
+    arithmetic -= unsampled * (per_layer - 2 * hidden * keys)
     arithmetic += (
         2 * layers * queries * sum(_pairs(one.prompt_tokens + one.max_tokens - 1) for one in workload.requests)
     )
