@@ -35,7 +35,7 @@ class PackedBatch:
         deterministic: [S] 1 where a slice's results must not depend on the others, else 0.
         block_table: [S, B] physical blocks of each slice, B those of the longest; padded with 0.
         sampled: [R] slices whose next token is drawn.
-        logits_rows: [R] their last rows.
+        logits_rows: [R] their last rows, ascending.
     """
 
     token_ids: Ints

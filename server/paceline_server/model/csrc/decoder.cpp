@@ -75,23 +75,20 @@ void Decoder::step(Attention& attention, const StepShape& shape, const StepInput
   attended_.reserve(tokens * shape_.heads * shape_.head_dim);
   activated_.reserve(tokens * shape_.intermediate);
   const int wanted = static_cast<int>(input.logits_rows_count);
-  const size_t most = std::max(tokens, static_cast<size_t>(wanted));
   const int widest = std::max({shape_.hidden, shape_.heads * shape_.head_dim, shape_.intermediate});
-  added_.reserve(most * shape_.hidden);
-  prepared_.reserve(most * (widest + 1));
-  scales_.reserve(most);
+  added_.reserve(tokens * shape_.hidden);
+  prepared_.reserve(tokens * (widest + 1));
+  scales_.reserve(tokens);
   stopwatch_.start();
   attention.plan(shape, shape_.heads);
   embed(input.token_ids, rows);
   for (size_t index = 0; index < layers_.size(); ++index) {
     attend(layers_[index], static_cast<int>(index), attention, shape, input);
-    feed_forward(layers_[index], rows);
+    const bool last = index + 1 == layers_.size();
+    if (last) keep_wanted(input);  // of the other tokens, nobody reads more than their keys and values
+    feed_forward(layers_[index], last ? wanted : rows);
   }
-  for (int row = 0; row < wanted; ++row) {
-    std::memcpy(added_.get() + ptrdiff_t(row) * shape_.hidden, stream_.get() + input.logits_rows[row] * shape_.hidden,
-                sizeof(float) * shape_.hidden);
-  }
-  multiply(head_, Stage::kHead, normed(final_norm_, head_, added_.get(), wanted),
+  multiply(head_, Stage::kHead, normed(final_norm_, head_, stream_.get(), wanted),
            {Output::Kind::kStore, logits, shape_.vocabulary});
   if (shape_.logits_scale == 1.0f && shape_.logits_softcap == 0.0f) return;
   for_rows(pool_, wanted, [&](int row) {
@@ -120,10 +117,22 @@ void Decoder::attend(const Layer& layer, int index, Attention& attention, const 
   attention.forward(index, projected_.get(), projected(),
                     {shape_.attention_scale, shape_.attention_softcap, layer.window}, attended_.get());
   stopwatch_.lap(Stage::kAttention);
-  add(layer.output, Stage::kOutput, prepared(layer.output, attended_.get(), rows), layer.attention_after_norm);
+}
+
+// Rows whose logits are wanted become the first ones.
+void Decoder::keep_wanted(const StepInput& input) {
+  const int attended = shape_.heads * shape_.head_dim;
+  for (int64_t row = 0; row < input.logits_rows_count; ++row) {
+    const int64_t from = input.logits_rows[row];
+    if (from == row) continue;
+    std::memcpy(stream_.get() + row * shape_.hidden, stream_.get() + from * shape_.hidden,
+                sizeof(float) * shape_.hidden);
+    std::memcpy(attended_.get() + row * attended, attended_.get() + from * attended, sizeof(float) * attended);
+  }
 }
 
 void Decoder::feed_forward(const Layer& layer, int rows) {
+  add(layer.output, Stage::kOutput, prepared(layer.output, attended_.get(), rows), layer.attention_after_norm);
   multiply(layer.gated, Stage::kGated, normed(layer.mlp_norm, layer.gated, stream_.get(), rows),
            {shape_.gelu ? Output::Kind::kGeglu : Output::Kind::kSwiglu, activated_.get(), shape_.intermediate});
   if (shape_.down_factor > 1) {

@@ -54,7 +54,7 @@ struct StepInput {
   const float* cosine;       // [tables, T, rotary]
   const float* sine;         // [tables, T, rotary]
   int64_t logits_rows_count;
-  const int64_t* logits_rows;  // [R]
+  const int64_t* logits_rows;  // [R], ascending
 };
 
 // Where the time of a step goes. Mirrored by fused_decoder.py.
@@ -103,6 +103,7 @@ class Decoder {
   void add(const Matrix& last, Stage stage, const Rows& rows, const std::vector<float>& norm);
   void multiply(const Matrix& matrix, Stage stage, const Rows& rows, const Output& out);
   void attend(const Layer& layer, int index, Attention& attention, const StepShape& shape, const StepInput& input);
+  void keep_wanted(const StepInput& input);
   void feed_forward(const Layer& layer, int rows);
   void embed(const int64_t* token_ids, int rows);
   void place_keys(const Layer& layer, int index, Attention& attention, const StepShape& shape, const StepInput& input);
