@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
@@ -117,7 +118,9 @@ async def test_an_answer_that_is_no_metrics_page_is_a_scrape_error(
             await fetch_sample(session, str(server.make_url("/metrics")))
 
 
-async def test_one_hanging_and_one_dead_pod_do_not_hold_up_the_others(session: aiohttp.ClientSession) -> None:
+@asynccontextmanager
+async def good_and_hanging_pods() -> AsyncIterator[dict[str, str]]:
+    """The URLs of a pod that answers and of one that does not before the end."""
     release = asyncio.Event()
 
     async def hang(_: web.Request) -> web.StreamResponse:
@@ -128,13 +131,15 @@ async def test_one_hanging_and_one_dead_pod_do_not_hold_up_the_others(session: a
         return web.Response(text=exposition())
 
     async with await serve(metrics) as good, await serve(hang) as hanging:
-        urls = {
-            "good": str(good.make_url("/metrics")),
-            "hanging": str(hanging.make_url("/metrics")),
-            "dead": "http://127.0.0.1:1/metrics",
-        }
-        results = await scrape_all(session, urls, timeout_seconds=0.3)
-        release.set()
+        try:
+            yield {name: str(server.make_url("/metrics")) for name, server in (("hanging", hanging), ("good", good))}
+        finally:
+            release.set()
+
+
+async def test_one_hanging_and_one_dead_pod_do_not_hold_up_the_others(session: aiohttp.ClientSession) -> None:
+    async with good_and_hanging_pods() as urls:
+        results = await scrape_all(session, urls | {"dead": "http://127.0.0.1:1/metrics"}, timeout_seconds=0.3)
     assert isinstance(results["good"], Sample)
     assert isinstance(results["hanging"], ScrapeError)
     assert isinstance(results["dead"], ScrapeError)
@@ -143,19 +148,8 @@ async def test_one_hanging_and_one_dead_pod_do_not_hold_up_the_others(session: a
 
 async def test_a_pods_time_begins_with_its_turn() -> None:
     """The one connection that there may be is held by a pod that hangs for all of its time."""
-    release = asyncio.Event()
-
-    async def hang(_: web.Request) -> web.StreamResponse:
-        await release.wait()
-        return web.Response()
-
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(text=exposition())
-
     one_connection = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1))
-    async with one_connection as session, await serve(metrics) as good, await serve(hang) as hanging:
-        urls = {name: str(server.make_url("/metrics")) for name, server in (("hanging", hanging), ("good", good))}
+    async with one_connection as session, good_and_hanging_pods() as urls:
         results = await scrape_all(session, urls, timeout_seconds=1.0, at_once=1)
-        release.set()
     assert isinstance(results["hanging"], ScrapeError)
     assert isinstance(results["good"], Sample)
