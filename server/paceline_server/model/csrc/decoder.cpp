@@ -131,6 +131,7 @@ void Decoder::keep_wanted(const StepInput& input) {
   }
 }
 
+// What follows attention in a layer, for the first rows: its results join the stream, then the MLP.
 void Decoder::feed_forward(const Layer& layer, int rows) {
   add(layer.output, Stage::kOutput, prepared(layer.output, attended_.get(), rows), layer.attention_after_norm);
   multiply(layer.gated, Stage::kGated, normed(layer.mlp_norm, layer.gated, stream_.get(), rows),

@@ -183,20 +183,19 @@ void Matrix::multiply(Pool& pool, const Rows& rows, const Output& out) const {
 }
 
 void Matrix::multiply_panel(const Rows& rows, const Work& work, const Output& out) const {
-  const int32_t* const weights = panel_data(work.panel);
   switch (format_) {
-    case WeightFormat::kFloat32: return multiply_rows<Float32>(rows, weights, work, out);
-    case WeightFormat::kInt8: return multiply_rows<Int8>(rows, weights, work, out);
+    case WeightFormat::kFloat32: return multiply_rows<Float32>(rows, work, out);
+    case WeightFormat::kInt8: return multiply_rows<Int8>(rows, work, out);
     case WeightFormat::kBfloat16:
 #if defined(__AVX512BF16__)
-      if (form_ == Form::kPairs) return multiply_rows<Bfloat16Paired>(rows, weights, work, out);
+      if (form_ == Form::kPairs) return multiply_rows<Bfloat16Paired>(rows, work, out);
 #endif
-      return multiply_rows<Bfloat16Widened>(rows, weights, work, out);
+      return multiply_rows<Bfloat16Widened>(rows, work, out);
   }
 }
 
 template <class Format>
-void Matrix::multiply_rows(const Rows& rows, const int32_t* weights, const Work& work, const Output& out) const {
+void Matrix::multiply_rows(const Rows& rows, const Work& work, const Output& out) const {
   using Scalar = std::remove_cvref_t<decltype(typename Format::Sum{}[0])>;
   static thread_local std::vector<Scalar> sums;
   const int count = work.end - work.begin, tiles = (count + Format::kRows - 1) / Format::kRows;
@@ -207,7 +206,7 @@ void Matrix::multiply_rows(const Rows& rows, const int32_t* weights, const Work&
   const int blocks = (words_ + kBlockWords - 1) / kBlockWords, most = ((words_ + blocks - 1) / blocks + 1) / 2 * 2;
   for (int word = 0; word < words_; word += most) {
     const int these = std::min(most, words_ - word);
-    const int32_t* const first = weights + ptrdiff_t(word) * kTileColumns;
+    const int32_t* const first = panel_data(work.panel) + ptrdiff_t(word) * kTileColumns;
     // 16 rows are 8 and 8, not 12 and 4: a short tile has the same loads for less work.
     split_evenly(count, tiles, [&](int low, int high) {
       const int row = work.begin + low;

@@ -96,7 +96,7 @@ class Matrix {
   };
   void multiply_panel(const Rows& rows, const Work& work, const Output& out) const;
   template <class Format>
-  void multiply_rows(const Rows& rows, const int32_t* weights, const Work& work, const Output& out) const;
+  void multiply_rows(const Rows& rows, const Work& work, const Output& out) const;
   int rows_at_once() const;
   void fetch_results(int panel, int begin, int end, const Output& out) const;
   template <class Sum>
