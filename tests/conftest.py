@@ -17,6 +17,7 @@ from cluster.api_server import ApiServer
 from cluster.errors import Unavailable
 from cluster.process import free_port as find_free_port
 from cluster.seam import Cluster
+from hypothesis import settings
 
 # As the server does for its engine: compute threads that spin while they wait would starve the servers beside them.
 # Set before the first test module imports torch, which reads it once.
@@ -24,6 +25,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # The Triton kernels run in its interpreter, which has to be said before anything imports Triton.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# An example's time says how busy the machine is.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"

@@ -106,5 +106,5 @@ class BlockBooks(RuleBasedStateMachine):
             self.manager.check_integrity(self.tables)
 
 
-BlockBooks.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+BlockBooks.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestBlockBooks = BlockBooks.TestCase

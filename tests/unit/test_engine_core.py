@@ -204,7 +204,7 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     arrivals=arrivals, pool=st.integers(8, 20), batch=st.integers(1, 6), extra=st.integers(0, 20), caching=st.booleans()
 )

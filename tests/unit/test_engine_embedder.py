@@ -1,7 +1,7 @@
 """The step loop of a model that embeds: batches within their limits, answers whole, nobody lost."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_server.engine.embedder import EmbeddingCore
@@ -33,7 +33,6 @@ def run(core):
     return answers
 
 
-@settings(deadline=None)
 @given(
     requests=st.lists(st.lists(st.integers(1, 16), min_size=1, max_size=7), min_size=1, max_size=12),
     batch=st.integers(1, 6),

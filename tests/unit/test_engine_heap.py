@@ -2,7 +2,7 @@
 
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_server.engine.heap import LazyHeap
@@ -18,7 +18,6 @@ operations = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(operations)
 def test_it_behaves_as_a_dictionary_that_is_sorted_by_key_and_name(operations):
     heap, model = LazyHeap(), {}

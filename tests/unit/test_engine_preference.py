@@ -1,7 +1,7 @@
 """Among equals the one of whose prompt most is cached goes first, and each is overtaken a bounded number of times."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_server.config import SchedulingConfig
@@ -85,7 +85,6 @@ def test_a_stream_of_cached_prompts_overtakes_one_that_is_not_a_few_times_and_no
 arrivals = st.lists(st.tuples(st.sampled_from([0.0, 0.002, 0.01]), st.integers(0, 3), st.integers(0, 2)), max_size=40)
 
 
-@settings(deadline=None)
 @given(arrivals)
 def test_nobody_is_overtaken_more_often_than_the_bound_or_by_any_but_an_equal(arrivals):
     cached: dict[str, int] = {}
@@ -112,7 +111,6 @@ def test_nobody_is_overtaken_more_often_than_the_bound_or_by_any_but_an_equal(ar
     assert max(overtaken.values(), default=0) <= MAX_OVERTAKEN
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 400), max_size=30), st.sampled_from([0, 48]))
 def test_the_order_is_that_of_the_deadlines_where_as_much_is_cached_of_each(milliseconds, tokens):
     line = line_of({str(number): tokens for number in range(len(milliseconds))})

@@ -40,7 +40,7 @@ def watched_step(core, level):
     return outputs
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(arrivals=arrivals, batch=st.integers(2, 6), pool=st.integers(8, 16), caching=st.booleans())
 @pytest.mark.parametrize("policy", LEVELS)
 def test_nobody_is_preempted_for_one_that_ranks_below_it_but_for_the_first_and_those_that_have_lost_enough(
@@ -61,7 +61,7 @@ def test_nobody_is_preempted_for_one_that_ranks_below_it_but_for_the_first_and_t
     assert answers.tokens == wanted
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @example(batch=4, budget=4, pool=12, low=(13, 11), high=(3, 12))  # preempted for ever, were it not spared in the end
 @example(batch=3, budget=8, pool=12, low=(20, 10), high=(4, 20))  # likewise, were it passed while it waits
 @given(

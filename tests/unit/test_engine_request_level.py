@@ -24,7 +24,7 @@ def make_core(batching, *, batch=4, budget=32, clock=None, **info):
     return EngineCore(runner, model, SchedulerLimits(batch, budget), batching=batching, clock=clock or Clock()), runner
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     batching=st.sampled_from([DYNAMIC, STATIC, PADDED]),
     sizes=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 9)), min_size=1, max_size=14),

@@ -193,7 +193,7 @@ def test_200_rounds_of_streams_closed_at_odd_moments_leave_the_pool_and_the_reco
     assert core.scheduler.blocks.num_free == 48
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     requests=st.lists(
         st.tuples(st.integers(1, 5), st.integers(1, 14), st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=6

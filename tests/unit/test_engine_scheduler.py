@@ -144,4 +144,4 @@ class EngineLife(RuleBasedStateMachine):
 @pytest.mark.parametrize("policy", ["slo", "fcfs", "priority", "sjf"])
 def test_whatever_happens_the_books_agree_and_everybody_gets_their_own_tokens(policy):
     machine = type("EngineLife", (EngineLife,), {"policy": policy})
-    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=40))

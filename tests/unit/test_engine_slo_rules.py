@@ -118,7 +118,7 @@ moves = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(moves)
 def test_slo_takes_what_its_rules_say_whatever_has_happened_before(moves):
     line, naive, now, count = line_of("slo"), NaiveSlo(), 0.0, 0

@@ -4,7 +4,7 @@ from math import inf
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_server.engine.interface import GenerationRequest, Tier
@@ -43,7 +43,6 @@ def test_a_shape_counts_every_token_and_every_pair_once():
     assert pairs_of(5, 2) == 6 + 7
 
 
-@settings(deadline=None)
 @given(st.integers(0, 1_000))
 def test_it_finds_the_three_costs_of_a_linear_machine(seed):
     random = Random(seed)
@@ -112,7 +111,6 @@ def sequence(tokens, tier):
 TARGETS = {Tier.INTERACTIVE: 0.0085, Tier.STANDARD: 0.05}  # the first is missed by decoding alone
 
 
-@settings(deadline=None)
 @given(
     tiers=st.lists(st.sampled_from(list(Tier)), max_size=30),
     position=st.integers(0, 3_000),

@@ -308,7 +308,7 @@ machines = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(arrivals, machines)
 def test_whoever_makes_room_everybody_finishes_with_their_own_tokens(arrivals, machine):
     engine = Engine(**machine)

@@ -127,7 +127,7 @@ def attend_in_steps(
 
 
 @given(cases())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_slices_over_scattered_blocks_equal_whole_sequences_written_out(case: Case) -> None:
     results, expected = attend_in_steps(case, torch.float32)
     for result, whole in zip(results, expected, strict=True):
@@ -135,7 +135,7 @@ def test_slices_over_scattered_blocks_equal_whole_sequences_written_out(case: Ca
 
 
 @given(cases())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_bfloat16_stays_within_its_precision(case: Case) -> None:
     results, expected = attend_in_steps(case, torch.bfloat16)
     for result, whole in zip(results, expected, strict=True):
@@ -158,7 +158,7 @@ def interpreted_triton(cache: KVCache) -> TritonAttention:
 
 
 @given(cases())
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 def test_the_triton_kernels_equal_whole_sequences_written_out(case: Case) -> None:
     results, expected = attend_in_steps(case, torch.float32, interpreted_triton)
     for result, whole in zip(results, expected, strict=True):

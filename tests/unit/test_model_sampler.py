@@ -102,7 +102,7 @@ def test_filters_keep_and_renormalise_as_generate_does(sample: Sample, filters: 
 
 
 @given(st.integers(0, 2**31), st.floats(0.05, 0.999), st.floats(0.05, 8.0))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_nucleus_is_exact_however_wide_it_is(sample: Sample, seed: int, top_p: float, spread: float) -> None:
     # More tokens than the first look at the largest logits takes in, so wide nuclei need a second look.
     logits = torch.randn(3000, generator=torch.manual_seed(seed)) * spread
@@ -146,7 +146,7 @@ def mixed_rows(draw: st.DrawFn) -> list[tuple[SamplingParams, int]]:
 
 
 @given(mixed_rows(), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_draw_depends_neither_on_what_shares_the_batch_nor_on_the_order(
     sample: Sample, rows: list[tuple[SamplingParams, int]], shuffler: Any
 ) -> None:
@@ -244,7 +244,7 @@ def test_the_extremes_of_the_random_word_are_finite_noise(sample: Sample) -> Non
 
 
 @given(st.integers(0, 2**31), st.sampled_from([0.3, 1.0, 4.0]), mixed_rows())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_the_kernels_draw_the_tokens_that_torch_draws(
     seed: int, spread: float, rows: list[tuple[SamplingParams, int]]
 ) -> None:

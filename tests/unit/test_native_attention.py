@@ -103,19 +103,19 @@ def largest_difference(case: Case, dtype: torch.dtype, pool: ThreadPool, cache_f
 
 
 @given(case=cases())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_float32_equals_the_reference(case: Case, pool: ThreadPool) -> None:
     assert largest_difference(case, torch.float32, pool) < 1e-5
 
 
 @given(case=cases())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_bfloat16_stays_within_its_precision(case: Case, pool: ThreadPool) -> None:
     assert largest_difference(case, torch.bfloat16, pool) < BFLOAT16_BOUND
 
 
 @given(case=cases())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_an_int8_cache_stays_within_its_precision(case: Case, pool: ThreadPool) -> None:
     assert largest_difference(case, torch.float32, pool, "int8") < INT8_BOUND
 

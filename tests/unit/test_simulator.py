@@ -107,7 +107,7 @@ requests = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     trace=st.lists(requests, min_size=1, max_size=25).map(lambda some: sorted(some, key=lambda one: one.arrival)),
     policy=st.sampled_from(["slo", "fcfs", "priority", "sjf"]),

@@ -32,7 +32,7 @@ tenants = st.lists(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(tenants)
 def test_tenants_with_work_waiting_never_drift_apart_by_more_than_what_one_batch_may_use(sizes):
     """The bound of the virtual token counters: it does not grow with time, whatever tenants send."""
