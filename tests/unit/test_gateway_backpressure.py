@@ -7,13 +7,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_server.config import BackpressureConfig, TenantConfig
 from paceline_server.engine.status import EngineStats
 from paceline_server.errors import Overloaded
-from paceline_server.gateway.backpressure import Backpressure, Ticket
+from paceline_server.gateway.backpressure import Backpressure
+from paceline_server.gateway.shares import Ticket
 
 WEIGHTS = {"a": 1.0, "b": 1.0, "c": 2.5, "d": 0.4}
 
@@ -38,11 +39,15 @@ class World:
         config = BackpressureConfig(max_queued_requests=self.requests, max_queued_tokens=self.tokens)
         self.gate = Backpressure(config, self.running, lambda: self.stats, lambda: self.now)
 
+    def enter(self, attempt: ExitStack, tenant: str) -> Ticket:
+        """One more request that is being prepared, until `attempt` is closed."""
+        config = TenantConfig(name=tenant, anonymous=True, weight=WEIGHTS[tenant])
+        return attempt.enter_context(self.gate.enter(config, lose=lambda: self.lost.append(tenant)))
+
     def submit(self, prompt_tokens: int = 1, tenant: str = "a") -> Ticket:
         """One more request, taken to the engine."""
-        config = TenantConfig(name=tenant, anonymous=True, weight=WEIGHTS[tenant])
         with ExitStack() as attempt:
-            ticket = attempt.enter_context(self.gate.enter(config, lose=lambda: self.lost.append(tenant)))
+            ticket = self.enter(attempt, tenant)
             self.gate.submit(ticket, prompt_tokens)
             self.open.push(attempt.pop_all())
             return ticket
@@ -60,6 +65,10 @@ class World:
     def held(self) -> Counter[str]:
         """Places by tenant."""
         return Counter(ticket.tenant for ticket in self.gate._tickets)
+
+    def placed(self) -> Counter[str]:
+        """Places by tenant, without claims to them."""
+        return Counter(ticket.tenant for ticket in self.gate._tickets if ticket.placed)
 
     def tokens_held(self) -> Counter[str]:
         """Prompt tokens by tenant."""
@@ -215,6 +224,118 @@ def test_the_newest_request_of_the_tenant_is_the_one_that_loses_its_place() -> N
     world.submit(tenant="b")
     assert first in world.gate._tickets
     assert second not in world.gate._tickets
+
+
+def test_a_request_that_is_given_up_before_the_engine_has_it_takes_nobodys_place() -> None:
+    world = World(requests=1, running=0)
+    world.submit(tenant="d")
+    with ExitStack() as attempt:
+        world.enter(attempt, "c")
+    assert world.lost == []
+
+
+def test_a_request_that_is_refused_for_its_tokens_takes_nobodys_place() -> None:
+    world = World(requests=2, tokens=100, running=0)
+    for _ in range(2):
+        world.submit(10, tenant="a")
+    assert world.refused(101, tenant="b").code == "queued_tokens"
+    assert world.lost == []
+
+
+def test_a_place_that_becomes_free_meanwhile_is_taken_before_anothers() -> None:
+    world = World(requests=2, running=0)
+    first = world.submit(tenant="a")
+    world.submit(tenant="a")
+    with ExitStack() as attempt:
+        ticket = world.enter(attempt, "b")
+        world.gate.started(first)
+        world.gate.submit(ticket, 1)
+    assert world.lost == []
+
+
+def test_as_many_claims_are_let_in_as_will_be_met() -> None:
+    """Two of four places are more than one has by then; the third claim would be on no more than its own share."""
+    world = World(requests=4, running=0)
+    for _ in range(4):
+        world.submit(tenant="a")
+    with ExitStack() as attempt:
+        claims = [world.enter(attempt, "b") for _ in range(2)]
+        with pytest.raises(Overloaded):
+            world.enter(attempt, "b")
+        for ticket in claims:
+            world.gate.submit(ticket, 1)
+        assert world.held() == {"a": 2, "b": 2}
+
+
+def test_a_claim_on_what_its_owner_no_longer_has_too_much_of_is_refused() -> None:
+    world = World(requests=2, running=0)
+    world.submit(tenant="a")
+    second = world.submit(tenant="a")
+    with ExitStack() as attempt:
+        ticket = world.enter(attempt, "b")
+        world.gate.started(second)
+        world.submit(tenant="c")
+        with pytest.raises(Overloaded) as refused:
+            world.gate.submit(ticket, 1)
+    assert refused.value.code == "queue_full"
+    assert world.lost == []
+
+
+def test_a_request_that_has_lost_its_place_goes_no_further() -> None:
+    """It hears of it between two steps of its own; until then it must take nothing from others."""
+    world = World(requests=1, running=0)
+    with ExitStack() as attempt:
+        ticket = world.enter(attempt, "d")
+        world.submit(tenant="c")
+        assert world.lost == ["d"]
+        with pytest.raises(Overloaded):
+            world.gate.submit(ticket, 1)
+    assert world.held() == {"c": 1}
+
+
+@settings(max_examples=300)
+@given(
+    moves=st.lists(
+        st.tuples(
+            st.sampled_from(["enter", "submit"] * 3 + ["leave", "start"]),
+            st.sampled_from("aaabcd"),
+            st.integers(0, 3) | st.integers(4, 30),
+        ),
+        max_size=120,
+    ),
+    places=st.integers(1, 6),
+    tokens=st.integers(5, 20),
+)
+def test_nobody_loses_a_place_to_a_request_that_is_refused_or_leaves(
+    moves: list[tuple[str, str, int]], places: int, tokens: int
+) -> None:
+    """However their preparations overlap; and both bounds hold for those that have a place."""
+    world, open_ones = World(requests=places, tokens=tokens, running=0), dict[Ticket, ExitStack]()
+    for move, tenant, number in moves:
+        lost, held = len(world.lost), world.placed()
+        try:
+            if move == "enter":
+                attempt = ExitStack()
+                open_ones[world.enter(attempt, tenant)] = attempt
+            elif open_ones:
+                ticket = list(open_ones)[number % len(open_ones)]
+                if move == "submit" and ticket.step is None:
+                    attempt = open_ones.pop(ticket)
+                    with attempt:
+                        world.gate.submit(ticket, number + 1)
+                        open_ones[ticket] = attempt.pop_all()
+                elif move == "start" and ticket.step is not None:
+                    world.gate.started(ticket)
+                elif move == "leave":
+                    open_ones.pop(ticket).close()
+            refused = False
+        except Overloaded:
+            refused = True
+        if refused or move != "submit":
+            assert len(world.lost) == lost
+        assert set(world.lost[lost:]) <= set(held)
+        assert sum(world.placed().values()) <= places
+        assert sum(world.tokens_held().values()) <= tokens
 
 
 def test_a_request_that_has_started_has_no_place_to_lose() -> None:

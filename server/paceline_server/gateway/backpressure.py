@@ -5,55 +5,26 @@ gateway knows what it has let in since. `Backpressure` adds the two without coun
 as part of the engine's numbers once two steps were reported after its submission, since the first of them may have
 begun before.
 
-A full queue is shared by weight, its places and its prompt tokens alike. Where a tenant's request finds it full, the
-tenant that holds the most by its weight loses its newest request to it, unless that is its own or one that has no more
-than the newcomer's would then have. So none is kept from its share by what others send, while a tenant that is alone
-may have all of it.
+A full queue is shared by weight, its places and its prompt tokens alike: see `shares`. A request that comes to a full
+queue is prepared where others would give way to it, and they do when it is submitted: nobody loses a place to a request
+that is refused after all.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from time import monotonic
 
 from paceline_server.config import BackpressureConfig, TenantConfig
 from paceline_server.engine.status import EngineStats
 from paceline_server.errors import Overloaded
+from paceline_server.gateway.shares import Claim, Ticket, giving_way
 
 _STEPS_UNTIL_COUNTED = 2
 _SMOOTHING = 0.1  # weight of the newest gap between two starts
 _RETRY_AFTER_BOUNDS = (1.0, 60.0)
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """One request between its arrival and its first token.
-
-    Attributes:
-        tenant: whose it is; `weight`: the share it has.
-        lose: ends it, where its place goes to another tenant's.
-        prompt_tokens: 0 until the prompt is tokenised.
-        step: the engine's step count at submission; None before.
-    """
-
-    tenant: str
-    weight: float
-    lose: Callable[[], None]
-    prompt_tokens: int = 0
-    step: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a tenant's newcomer asks of the queue: places, or prompt tokens."""
-
-    tenant: str
-    weight: float
-    amount: int
 
 
 class Backpressure:
@@ -83,7 +54,7 @@ class Backpressure:
     @property
     def waiting(self) -> int:
         """Requests that wait, as well as can be known now."""
-        return self._waiting(self._unseen())
+        return self._waiting(self._tickets)
 
     def require_room(self, tenant: TenantConfig) -> None:
         """Look before a body is read whether its request will find a place, as far as can be known by then.
@@ -91,11 +62,11 @@ class Backpressure:
         Raises:
             Overloaded: as `enter` does.
         """
-        self._losers_of_places(tenant)
+        self._has_place(tenant)
 
     @contextmanager
     def enter(self, tenant: TenantConfig, lose: Callable[[], None]) -> Iterator[Ticket]:
-        """Take a place in the queue; it is given back when the request starts, or on leaving.
+        """Take a place in the queue, or lay claim to another tenant's; it is given back at the start, or on leaving.
 
         Args:
             lose: called at most once, when the place is another tenant's: the request has to be ended then.
@@ -103,8 +74,7 @@ class Backpressure:
         Raises:
             Overloaded: as many requests wait as may, and no tenant holds more places for its weight than this one.
         """
-        self._dismiss(self._losers_of_places(tenant))
-        ticket = Ticket(tenant.name, tenant.weight, lose)
+        ticket = Ticket(tenant.name, tenant.weight, lose, placed=self._has_place(tenant))
         self._tickets[ticket] = None
         try:
             yield ticket
@@ -118,15 +88,20 @@ class Backpressure:
         return self._overloaded("queue_full", "the queue is full, and another tenant has less of it than this one")
 
     def submit(self, ticket: Ticket, prompt_tokens: int) -> None:
-        """Note that the request goes to the engine now.
+        """Note that the request goes to the engine now; others lose their places if they have to, and only then.
 
         Raises:
-            Overloaded: it would have to wait, its prompt with those that wait is over the bound of tokens, and nobody
-                has enough more of them for its weight.
+            Overloaded: it has lost its own place, or nobody gives way to it any more; or it would have to wait, its
+                prompt with those that wait is over the bound of tokens, and nobody has enough more of them.
         """
-        ticket.prompt_tokens = prompt_tokens
-        self._dismiss(self._losers_of_tokens(ticket))
-        ticket.step = self._stats().steps
+        if ticket not in self._tickets:
+            raise self.lost()
+        losers = self._losers_of_place(ticket)
+        losers += self._losers_of_tokens(ticket, prompt_tokens, losers)
+        for loser in losers:
+            del self._tickets[loser]
+            loser.lose()
+        ticket.placed, ticket.prompt_tokens, ticket.step = True, prompt_tokens, self._stats().steps
 
     def started(self, ticket: Ticket) -> None:
         """Note the request's first token. Only while others wait is the time between two the pace of the engine."""
@@ -138,83 +113,72 @@ class Backpressure:
             self._seconds_per_start = gap if known is None else known + _SMOOTHING * (gap - known)
         self._last_start = now if self._tickets and self.waiting else None
 
-    def _losers_of_places(self, tenant: TenantConfig) -> list[Ticket]:
-        """Who has to go for the tenant's next request; nobody while there is room.
+    def _has_place(self, tenant: TenantConfig) -> bool:
+        """Whether there is a place for the tenant's next request; False where others would give way to it.
 
         Raises:
-            Overloaded: nobody has to.
+            Overloaded: neither.
         """
-        if self.waiting < self._config.max_queued_requests:
+        excess = self.waiting + 1 - self._config.max_queued_requests
+        if excess <= 0:
+            return True
+        # Earlier claims are met first. The engine's numbers still have those that lost: no more is taken than claimed.
+        claims = [one for one in self._tickets if not one.placed]
+        own = sum(one.tenant == tenant.name for one in claims)
+        self._places_for(Claim(tenant.name, tenant.weight, own + 1), min(excess, len(claims) + 1))
+        return False
+
+    def _losers_of_place(self, ticket: Ticket) -> list[Ticket]:
+        """Who has to go for the ticket's place; nobody where it has one, or one has become free.
+
+        Raises:
+            Overloaded: nobody gives way.
+        """
+        if ticket.placed or self._waiting(self._placed(ticket)) <= self._config.max_queued_requests:
             return []
-        losers = _losers(self._tickets, lambda one: 1, Claim(tenant.name, tenant.weight, 1), excess=1)
-        if not losers:
+        return self._places_for(Claim(ticket.tenant, ticket.weight, 1), excess=1)
+
+    def _places_for(self, claim: Claim, excess: int) -> list[Ticket]:
+        losers = giving_way(self._placed(), lambda one: 1, claim, excess)
+        if losers is None:
             raise self._overloaded("queue_full", f"{self._config.max_queued_requests} requests are waiting already")
         return losers
 
-    def _losers_of_tokens(self, ticket: Ticket) -> list[Ticket]:
-        """Who has to go for the ticket's prompt; nobody while there is room for its tokens.
+    def _losers_of_tokens(self, ticket: Ticket, prompt_tokens: int, gone: list[Ticket]) -> list[Ticket]:
+        """Who has to go for the ticket's prompt besides those that are gone for its place; nobody while there is room.
 
         Raises:
-            Overloaded: nobody has to.
+            Overloaded: nobody gives way.
         """
-        limit, unseen = self._config.max_queued_tokens, self._unseen()
-        tokens = self._stats().waiting_tokens + sum(one.prompt_tokens for one in unseen)
-        if limit is None or tokens <= limit or not self._waiting(unseen):
+        limit, placed = self._config.max_queued_tokens, self._placed(ticket)
+        tokens = self._stats().waiting_tokens + sum(one.prompt_tokens for one in self._unseen(placed)) + prompt_tokens
+        if limit is None or tokens <= limit or not self._waiting(placed):
             return []
         # The engine's numbers still have those that lost: no more is taken than the newcomer brings.
-        excess = min(tokens - limit, ticket.prompt_tokens)
-        others = [one for one in self._tickets if one is not ticket]
-        claim = Claim(ticket.tenant, ticket.weight, ticket.prompt_tokens)
-        losers = _losers(others, lambda one: one.prompt_tokens, claim, excess)
-        if not losers or ticket.prompt_tokens > limit:
+        excess = min(tokens - limit, prompt_tokens) - sum(one.prompt_tokens for one in gone)
+        claim = Claim(ticket.tenant, ticket.weight, prompt_tokens)
+        staying = [one for one in placed if one not in gone]
+        losers = giving_way(staying, lambda one: one.prompt_tokens, claim, excess)
+        if losers is None or prompt_tokens > limit:
             raise self._overloaded("queued_tokens", f"the waiting prompts have as many tokens as they may ({limit})")
         return losers
 
-    def _dismiss(self, losers: list[Ticket]) -> None:
-        for loser in losers:
-            del self._tickets[loser]
-            loser.lose()
+    def _placed(self, newcomer: Ticket | None = None) -> list[Ticket]:
+        """Requests that have a place, the newcomer among them."""
+        return [one for one in self._tickets if one.placed or one is newcomer]
 
-    def _unseen(self) -> list[Ticket]:
+    def _unseen(self, tickets: Iterable[Ticket]) -> list[Ticket]:
         """Requests that the engine's numbers need not contain yet."""
         steps = self._stats().steps
-        return [one for one in self._tickets if one.step is None or steps < one.step + _STEPS_UNTIL_COUNTED]
+        return [one for one in tickets if one.step is None or steps < one.step + _STEPS_UNTIL_COUNTED]
 
-    def _waiting(self, unseen: list[Ticket]) -> int:
+    def _waiting(self, tickets: Iterable[Ticket]) -> int:
         stats = self._stats()
         free = 0 if stats.waiting else max(0, self._max_running - stats.running)
-        return stats.waiting + max(0, len(unseen) - free)
+        return stats.waiting + max(0, len(self._unseen(tickets)) - free)
 
     def _overloaded(self, code: str, why: str) -> Overloaded:
         """Come back when today's queue has been worked off at the measured pace."""
         low, high = _RETRY_AFTER_BOUNDS
         seconds = self.waiting * (self._seconds_per_start or 0.0)
         return Overloaded(f"overloaded: {why}", code=code, retry_after=min(max(math.ceil(seconds), low), high))
-
-
-def _losers(line: Iterable[Ticket], size: Callable[[Ticket], int], claim: Claim, excess: int) -> list[Ticket]:
-    """The requests that give up `excess` for a claim: each the newest of the tenant that holds the most by its weight.
-
-    Args:
-        line: those that have something, oldest first, without the newcomer.
-        size: what one of them has.
-
-    Returns:
-        Nobody, where a tenant would have to give that has no more by its weight than the claimant would then have.
-    """
-    staying = [one for one in line if size(one)]
-    held: Counter[str] = Counter()
-    for one in staying:
-        held[one.tenant] += size(one)
-    claimed = (held[claim.tenant] + claim.amount) / claim.weight
-    losers: list[Ticket] = []
-    while excess > 0:
-        newest = {one.tenant: one for one in staying}.values()
-        most = max(newest, key=lambda one: held[one.tenant] / one.weight, default=None)
-        if most is None or held[most.tenant] / most.weight <= claimed:
-            return []
-        staying.remove(most)
-        losers.append(most)
-        held[most.tenant] -= size(most)
-        excess -= size(most)
-    return losers

@@ -1,7 +1,8 @@
 """What every request for the engine passes, in one order, whatever its endpoint. Used by `service` and `embeddings`.
 
 The order is by cost: refuse whom nobody knows; refuse while draining, not ready or overloaded; read the body; take a
-place in the queue; check fields and the model's name; tokenise; check lengths; charge its tenant; only then the engine.
+place in the queue; check fields and the model's name; tokenise; check lengths; charge its tenant; only then others may
+lose their places to it, and it goes to the engine.
 An endpoint brings the parts that are its own: `prepare` makes a job of a request, `compute` has it done and answers.
 """
 
@@ -16,11 +17,12 @@ from typing import Protocol, TypeVar
 from aiohttp import web
 
 from paceline_server.engine.interface import Task
-from paceline_server.gateway.backpressure import Backpressure, Ticket
+from paceline_server.gateway.backpressure import Backpressure
 from paceline_server.gateway.exchange import EXCHANGE
 from paceline_server.gateway.fields import RequestFields
 from paceline_server.gateway.mistakes import validate
 from paceline_server.gateway.model_text import ModelText
+from paceline_server.gateway.shares import Ticket
 from paceline_server.gateway.state import GATEWAY, Gateway, dress, identify
 from paceline_server.gateway.strict_json import parse_object
 from paceline_server.gateway.tenants import Tenant
