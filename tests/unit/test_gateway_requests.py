@@ -125,7 +125,7 @@ def test_completions_refuse_their_own_unsupported_fields(field: str, value: Any)
 )
 def test_a_value_out_of_range_is_refused_with_field_and_limit(field: str, value: Any, says: str) -> None:
     error = refusal(chat, **{field: value})
-    assert error.param == field
+    assert str(error.param).split("[")[0] == field
     assert says in error.message
     assert len(error.message) < 300
 
@@ -151,8 +151,9 @@ def test_a_value_out_of_range_is_refused_with_field_and_limit(field: str, value:
 )
 def test_bad_messages_are_refused_under_the_name_of_the_field(messages: Any) -> None:
     error = refusal(chat, messages=messages)
-    assert error.param == "messages"
-    assert error.message.startswith("messages")
+    assert error.param is not None
+    assert error.param.startswith("messages")
+    assert error.message.startswith(f"{error.param}: ")
 
 
 def test_missing_fields_are_named() -> None:
@@ -187,10 +188,56 @@ def test_unknown_fields_are_named() -> None:
             "stream_options.include_usages: is not a known field; did you mean include_usage?",
         ),
         ({"messages": ["x"]}, "messages[0]: must be an object"),
+        ({"messages": [USER, {"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+         "messages[1].tool_calls: is not supported yet; leave it out or send [] or null"),
+        ({"stop": ["a", ""]}, "stop[1]: must be a string of 1 to 1024 characters"),
+        ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]: must be an integer that is not negative"),
+        ({"metadata": {"a": 1}}, "metadata.a: must be a string of at most 512 characters"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens: must be at most max_tokens (3)"),
+        ({"tier": "batch", "service_tier": "flex"}, "service_tier: says the same thing as tier; send one of them"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_inside_a_field_is_named_by_its_whole_path(fields: dict[str, Any], message: str) -> None:
-    assert refusal(chat, **fields).message == message
+    error = refusal(chat, **fields)
+    assert error.message == message
+    assert error.param == message.split(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("part", "place", "says", "code"),
+    [
+        *[
+            ({"type": kind, kind: {}}, ".type", f"{kind} is not supported: only text is", "unsupported_value")
+            for kind in ("image_url", "input_audio", "file", "refusal", "video_url", "input_text", "input_image", "")
+        ],
+        ({"type": "x" * 5_000_000}, ".type", "is not supported", "unsupported_value"),
+        ({"text": "x"}, ".type", "is required", "missing_required_parameter"),
+        ({"type": 7, "text": "x"}, ".type", "must be a string", "invalid_value"),
+        ({"type": "text"}, ".text", "is required", "missing_required_parameter"),
+        ({"type": "text", "text": ["x"]}, ".text", "must be a string", "invalid_value"),
+        ({"type": "text", "text": "x", "cache_control": {}}, ".cache_control", "is not a known field",
+         "unknown_parameter"),
+        ("x", "", 'must be an object, {"type": "text", "text": …}', "invalid_value"),
+        (None, "", "must be an object", "invalid_value"),
+    ],
+)  # fmt: skip
+def test_a_part_of_a_message_that_is_not_taken_is_named_with_its_kind(
+    part: Any, place: str, says: str, code: str
+) -> None:
+    parts = [{"type": "text", "text": "What is this?"}, part]
+    error = refusal(chat, messages=[USER, {"role": "user", "content": parts}])
+    assert error.param == f"messages[1].content[1]{place}"
+    assert error.message.startswith(f"{error.param}: ")
+    assert says in error.message
+    assert error.code == code
+    assert len(error.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"), [([1, -1], "prompt[1]"), ([[1, "a"]], "prompt[0][1]"), ([[]], "prompt[0]")]
+)
+def test_a_token_that_is_none_is_named_by_its_place(prompt: Any, param: str) -> None:
+    assert refusal(completion, prompt=prompt).param == param
 
 
 FLOOD = {f"field{number}": number for number in range(100_000)}
@@ -202,7 +249,7 @@ FLOOD = {f"field{number}": number for number in range(100_000)}
         (FLOOD, None, "the body has 100002 fields; at most 256 are looked at"),
         (
             {"messages": [USER, USER | FLOOD]},
-            "messages",
+            "messages[1]",
             "messages[1]: has 100002 fields; at most 256 are looked at",
         ),
         (
@@ -272,7 +319,7 @@ def test_a_prompt_is_a_text_or_token_ids_or_a_list_of_one(prompt: Any, taken: An
     "prompt", [["a", "b"], ["x"] * 1_000_000, [[1], [2]], [], [[]], None, 7, [1, "a"], [1.5], [True], [-1], {}]
 )
 def test_other_prompts_are_refused(prompt: Any) -> None:
-    assert refusal(completion, prompt=prompt).param == "prompt"
+    assert str(refusal(completion, prompt=prompt).param).startswith("prompt")
 
 
 def test_the_newer_name_of_the_output_limit_is_an_alias() -> None:

@@ -22,6 +22,8 @@ MAX_METADATA = 16  # pairs, as in the OpenAI reference
 MAX_PRIORITY = 1000
 MAX_TIMEOUT_SECONDS = 86_400
 
+_LABEL_RULE = f"must be a string of at most {MAX_LABEL_CHARS} characters"
+
 
 class Strict(BaseModel):
     """An object of which every field is known and of its own type."""
@@ -33,7 +35,7 @@ class Strict(BaseModel):
     def _few_members(cls, value: Any) -> Any:
         """Before pydantic keeps a mistake for each unknown one: a body has room for millions."""
         if isinstance(value, dict) and len(value) > MAX_MEMBERS:
-            raise _mistake(f"has {len(value)} fields; at most {MAX_MEMBERS} are looked at")
+            raise mistake(f"has {len(value)} fields; at most {MAX_MEMBERS} are looked at")
         return value
 
 
@@ -43,6 +45,15 @@ class RequestFields(Strict):
     model: str
 
 
+def mistake(text: str, *place: int | str, kind: str = "value") -> PydanticCustomError:
+    """What is wrong with a value, or at a place inside it that its validator alone knows.
+
+    Args:
+        kind: the code for clients is found by it, see `mistakes`.
+    """
+    return PydanticCustomError(kind, "{text}", {"text": text, "place": place})
+
+
 def only(*harmless: Any) -> AfterValidator:
     """A field that is not supported yet: null and the `harmless` values change nothing, others are refused."""
     listed = " or ".join([*map(json.dumps, harmless), "null"])
@@ -50,16 +61,15 @@ def only(*harmless: Any) -> AfterValidator:
     def check(value: Any) -> Any:
         if value is None or any(_same(value, fine) for fine in harmless):
             return value
-        text = f"is not supported yet; leave it out or send {listed}"
-        raise PydanticCustomError("unsupported", "{text}", {"text": text})
+        raise mistake(f"is not supported yet; leave it out or send {listed}", kind="unsupported")
 
     return AfterValidator(check)
 
 
 def label(value: Any) -> Any:
     """A short string that means something to the client only."""
-    if value is not None and not (isinstance(value, str) and len(value) <= MAX_LABEL_CHARS):
-        raise _mistake(f"must be a string of at most {MAX_LABEL_CHARS} characters")
+    if value is not None and not _is_label(value):
+        raise mistake(_LABEL_RULE)
     return value
 
 
@@ -68,9 +78,10 @@ def labels(value: Any) -> Any:
     if value is None:
         return value
     if not isinstance(value, dict) or len(value) > MAX_METADATA:
-        raise _mistake(f"must be an object of at most {MAX_METADATA} strings")
-    for item in value.values():
-        label(item)
+        raise mistake(f"must be an object of at most {MAX_METADATA} strings")
+    for name, item in value.items():
+        if not _is_label(item):
+            raise mistake(_LABEL_RULE, name)
     return value
 
 
@@ -80,10 +91,11 @@ def stop_strings(value: Any) -> tuple[str, ...]:
         return ()
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, list) or len(given) > MAX_STOPS:
-        raise _mistake(f"must be a string or a list of at most {MAX_STOPS} strings")
-    for stop in given:
+        raise mistake(f"must be a string or a list of at most {MAX_STOPS} strings")
+    for index, stop in enumerate(given):
         if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP_CHARS:
-            raise _mistake(f"each must be a string of 1 to {MAX_STOP_CHARS} characters")
+            place = (index,) if isinstance(value, list) else ()
+            raise mistake(f"must be a string of 1 to {MAX_STOP_CHARS} characters", *place)
     return tuple(given)
 
 
@@ -92,21 +104,22 @@ def stop_tokens(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or len(value) > MAX_STOP_TOKEN_IDS:
-        raise _mistake(f"must be a list of at most {MAX_STOP_TOKEN_IDS} token ids")
+        raise mistake(f"must be a list of at most {MAX_STOP_TOKEN_IDS} token ids")
     return _token_ids(value)
 
 
 def one_prompt(value: Any) -> str | tuple[int, ...]:
     """One prompt: a text, a list of token ids, or a list that holds one of these."""
+    place: tuple[int, ...] = ()
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > 1:
-            raise _mistake(f"only one prompt per request is supported so far, not {len(value)}")
-        value = value[0]
+            raise mistake(f"only one prompt per request is supported so far, not {len(value)}")
+        value, place = value[0], (0,)
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
-        raise _mistake("must be a string or a list of token ids, and not empty")
-    return _token_ids(value)
+        raise mistake("must be a string or a list of token ids, and not empty", *place)
+    return _token_ids(value, *place)
 
 
 def texts_or_tokens(value: Any) -> tuple[str, ...] | tuple[tuple[int, ...], ...]:
@@ -114,50 +127,35 @@ def texts_or_tokens(value: Any) -> tuple[str, ...] | tuple[tuple[int, ...], ...]
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list) or not value:
-        raise _mistake("must be a string, a list of strings, or token ids in one list or several, and not empty")
+        raise mistake("must be a string, a list of strings, or token ids in one list or several, and not empty")
     inputs = value if isinstance(value[0], str | list) else [value]
     if len(inputs) > MAX_INPUTS:
-        raise _mistake(f"at most {MAX_INPUTS} inputs per request, not {len(inputs)}")
+        raise mistake(f"at most {MAX_INPUTS} inputs per request, not {len(inputs)}")
     if all(isinstance(item, str) for item in inputs):
         return tuple(inputs)
     if not all(isinstance(item, list) and item for item in inputs):
-        raise _mistake("inputs must all be strings, or all be lists of token ids that are not empty")
-    return tuple(map(_token_ids, inputs))
-
-
-def message_text(value: Any) -> str | None:
-    """A message's text; parts are joined with a newline, as most servers do for templates that take text only."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise _mistake("must be a string or a list of text parts, and not empty")
-    return "\n".join(map(_part, value))
+        raise mistake("inputs must all be strings, or all be lists of token ids that are not empty")
+    if inputs is not value:
+        return (_token_ids(value),)
+    return tuple(_token_ids(item, index) for index, item in enumerate(inputs))
 
 
 Label = Annotated[str | None, BeforeValidator(label)]
 Unsupported = Annotated[Any, only()]
 
 
-def _part(part: Any) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text":
-        raise _mistake("each part must be an object of type text; others are not supported yet")
-    text = part.get("text")
-    if set(part) != {"type", "text"} or not isinstance(text, str):
-        raise _mistake("a text part must be an object with exactly type and text, a string")
-    return text
+def _is_label(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_LABEL_CHARS
 
 
-def _token_ids(value: list[Any]) -> tuple[int, ...]:
+def _token_ids(value: list[Any], *place: int) -> tuple[int, ...]:
     """Integers; whether the vocabulary has them is for those to say who know it."""
-    if not all(type(item) is int and item >= 0 for item in value):
-        raise _mistake("each must be an integer that is not negative")
+    for index, item in enumerate(value):
+        if type(item) is not int or item < 0:
+            raise mistake("must be an integer that is not negative", *place, index)
     return tuple(value)
 
 
 def _same(value: Any, fine: Any) -> bool:
     """Equality as JSON sees it: true is not 1."""
     return bool(value == fine) and isinstance(value, bool) == isinstance(fine, bool)
-
-
-def _mistake(text: str) -> PydanticCustomError:
-    return PydanticCustomError("value", "{text}", {"text": text})

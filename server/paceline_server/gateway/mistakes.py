@@ -1,7 +1,7 @@
 """From a validated model's complaints to one error for the client. Called by `reception`.
 
-OpenAI's error object has room for one `param`: it is the top-level field of the first mistake. The message names every
-mistake (up to a bound) with its full path and never repeats more of the input than a short scalar.
+OpenAI's error object has room for one `param`: it is the path of the first mistake, as `messages[0].content[1].type`.
+The message names every mistake (up to a bound) by its path and never repeats more of the input than a short scalar.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
     "unsupported": "unsupported_parameter",
+    "unsupported_value": "unsupported_value",
     "too_short": "empty_array",
 }
 
@@ -30,7 +31,7 @@ def validate(model: type[Model], fields: dict[str, Any]) -> Model:
     """`fields` as a validated request.
 
     Raises:
-        InvalidRequest: naming each mistake; `param` is the field of the first, None where the body is at fault.
+        InvalidRequest: naming each mistake; `param` is the path of the first, None where the body is at fault.
     """
     try:
         return model.model_validate(fields)
@@ -45,36 +46,30 @@ def _explain(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
         lines.append(f"and {len(mistakes) - _SHOWN} more mistakes")
     first = mistakes[0]
     code = _CODES.get(first["type"], "invalid_value")
-    return InvalidRequest("; ".join(lines), param=_field(first, model), code=code)
+    return InvalidRequest("; ".join(lines), param=_path(_place(first)) or None, code=code)
 
 
-def _field(mistake: Any, model: type[BaseModel]) -> str | None:
-    """Mistakes between fields have no place of their own: their validators give the field's name as the type."""
-    if mistake["loc"]:
-        return str(mistake["loc"][0])[:_ECHOED_CHARS]
-    return str(mistake["type"]) if mistake["type"] in model.model_fields else None
+def _place(mistake: Any) -> tuple[int | str, ...]:
+    """Where it is: where pydantic found it, and further inside where only its validator knew, see `fields.mistake`."""
+    return (*mistake["loc"], *mistake.get("ctx", {}).get("place", ()))
 
 
 def _describe(mistake: Any, model: type[BaseModel]) -> str:
-    """`path: what is wrong there`; a mistake between fields of the body itself has no path."""
-    location, text = mistake["loc"], str(mistake["msg"])
-    if not location:
-        return text if mistake["type"] in model.model_fields else f"the body {text}"
-    section = _section(model, location)
-    if section is not None and mistake["type"] in section.model_fields:
-        location, text = (*location, mistake["type"]), text.removeprefix(f"{mistake['type']} ")
-    return f"{_path(location)}: {_say(mistake, text, model)}"
+    """`path: what is wrong there`; a mistake of the body itself has no path."""
+    place = _place(mistake)
+    text = _say(mistake, place, model)
+    return f"{_path(place)}: {text}" if place else f"the body {text}"
 
 
-def _say(mistake: Any, text: str, model: type[BaseModel]) -> str:
+def _say(mistake: Any, place: tuple[int | str, ...], model: type[BaseModel]) -> str:
     match mistake["type"]:
         case "missing":
             return "is required"
         case "extra_forbidden":
-            return f"is not a known field{_suggestion(_section(model, mistake['loc'][:-1]), str(mistake['loc'][-1]))}"
+            return f"is not a known field{_suggestion(_section(model, place[:-1]), str(place[-1]))}"
         case "model_type":
             return "must be an object"
-    text = text.replace("Input should be", "must be").replace("List should have", "must have")
+    text = str(mistake["msg"]).replace("Input should be", "must be").replace("List should have", "must have")
     text = text.replace(" after validation", "")
     return f"{text}{_echo(mistake['input'])}" if "must be" in text else text
 

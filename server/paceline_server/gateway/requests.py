@@ -4,8 +4,7 @@ A field is honoured, or its value changes nothing, or it is refused by name; no 
 the OpenAI API and of other engines that are not supported yet are declared with the only values that change nothing
 (`only`), so that clients which spell out defaults work. docs/reference/api.md lists every field declared here.
 
-All bounds hold before anything is tokenised. A mistake between fields carries the name of the field to change as its
-type: `mistakes` reports it as `param`.
+All bounds hold before anything is tokenised. A mistake between fields is told of the field to change.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from paceline_server.engine.batch import SamplingParams
 from paceline_server.engine.interface import Tier
+from paceline_server.gateway.content import message_text
 from paceline_server.gateway.fields import (
     MAX_PRIORITY,
     MAX_TIMEOUT_SECONDS,
@@ -27,7 +26,7 @@ from paceline_server.gateway.fields import (
     Strict,
     Unsupported,
     labels,
-    message_text,
+    mistake,
     one_prompt,
     only,
     stop_strings,
@@ -96,14 +95,12 @@ class GenerationFields(RequestFields):
     @model_validator(mode="after")
     def _fields_agree(self) -> GenerationFields:
         if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError("stream_options", "stream_options is only allowed with stream: true")
+            raise mistake("is only allowed with stream: true", "stream_options")
         asked = self.output_limit
         if asked is not None and (self.min_tokens or 0) > asked:
-            raise PydanticCustomError(
-                "min_tokens", "min_tokens must be at most " + f"{self.output_limit_field} ({asked})"
-            )
+            raise mistake(f"must be at most {self.output_limit_field} ({asked})", "min_tokens")
         if self.tier is not None and self.service_tier not in (None, "auto"):
-            raise PydanticCustomError("service_tier", "service_tier and tier say the same thing; send one of them")
+            raise mistake("says the same thing as tier; send one of them", "service_tier")
         return self
 
     @property
@@ -150,9 +147,9 @@ class Message(Strict):
     @model_validator(mode="after")
     def _has_content(self) -> Message:
         if self.content is None:
-            raise PydanticCustomError("content", "content is required")
+            raise mistake("is required", "content", kind="missing")
         if self.tool_call_id is not None and self.role != "tool":
-            raise PydanticCustomError("tool_call_id", "tool_call_id belongs to the role tool")
+            raise mistake("belongs to the role tool", "tool_call_id")
         return self
 
 
@@ -187,9 +184,7 @@ class ChatRequest(GenerationFields):
     @model_validator(mode="after")
     def _one_output_limit(self) -> ChatRequest:
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            raise PydanticCustomError(
-                "max_completion_tokens", "max_completion_tokens and max_tokens say different things; send one of them"
-            )
+            raise mistake("says something else than max_tokens; send one of them", "max_completion_tokens")
         return self
 
     @property
