@@ -103,6 +103,7 @@ class FakeEngine:
     stats: EngineStats = field(default_factory=EngineStats)
     restarts: int = 0
     step_age: float | None = 0.0
+    warnings: tuple[str, ...] = ()
     requests: list[GenerationRequest] = field(default_factory=list)
     embedded: list[EmbeddingRequest] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
@@ -139,6 +140,7 @@ class FakeEngine:
             kv_dtype="float32",
             task=self.task,
             dimensions=2 if self.task is Task.EMBED else None,
+            warnings=self.warnings,
         )
 
     @asynccontextmanager

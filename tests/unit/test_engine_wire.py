@@ -39,7 +39,7 @@ MESSAGES = [
     Submit(GenerationRequest("q", (1,), 1, tier=Tier.BATCH, priority=-3, tenant="acme", weight=2.5, timeout=0.5)),
     Embed(EmbeddingRequest("e", ((1, 2), (3,)), 0.5)),
     Embedded((EmbeddingOutput("e", (b"\x00\x01", b""), 0.25), EmbeddingOutput("f", None)), EngineStats(steps=2)),
-    Ready(replace(model_info(), task=Task.EMBED, dimensions=384)),
+    Ready(replace(model_info(), task=Task.EMBED, dimensions=384, warnings=("slow",))),
     Abort("r"),
     Phase(StartupPhase("load_weights")),
     Phase(StartupPhase("load_weights", 1.5)),

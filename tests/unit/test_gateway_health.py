@@ -39,6 +39,7 @@ async def test_readyz_tells_the_phases_of_the_start_and_the_one_under_way_until_
                 "phases": [{"name": "start_engine", "seconds": 2.0}, {"name": "load_weights", "seconds": None}],
                 "reason": "Loading",
                 "message": "it loads",
+                "warnings": [],
             },
         )
         assert (await server.client.get("/healthz")).status == 200
@@ -165,6 +166,18 @@ def test_the_gateway_imports_neither_torch_nor_transformers() -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(("warnings", "slower"), [((), "false"), (("float16 is slow here; set float32",), "true")])
+async def test_what_makes_the_engine_slower_stands_in_readyz_and_in_a_metric(
+    folder: Path, warnings: tuple[str, ...], slower: str
+) -> None:
+    async with served(FakeEngine(folder, warnings=warnings)) as server:
+        response = await server.client.get("/readyz")
+        assert (await response.json())["warnings"] == list(warnings)
+        lines = server.gateway.metrics.exposition().decode().splitlines()
+    facts = f'attention_backend="fake",device="cpu",dtype="float32",slower="{slower}"'
+    assert f"paceline_engine_info{{{facts}}} 1.0" in lines
 
 
 async def test_what_the_kv_cache_is_stands_in_the_labels_of_a_constant(folder: Path) -> None:

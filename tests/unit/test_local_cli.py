@@ -21,7 +21,7 @@ from paceline_operator import cli
 from paceline_operator.cluster import Key, Manifest
 from paceline_operator.local.detached import Detached
 from paceline_operator.local.errors import StartFailed
-from paceline_operator.local.state import StateFolder
+from paceline_operator.local.state import Snapshot, Start, StateFolder
 from paceline_operator.local.testing import fake_service
 
 
@@ -165,6 +165,18 @@ def test_what_another_release_or_a_power_cut_left_of_a_snapshot_is_passed_over(
         assert state.read() is None
     cli.main(["status"])
     assert "old" not in capsys.readouterr().out
+
+
+def test_what_makes_a_service_slower_stands_below_the_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = StateFolder.of(Key("default", "fake"), os.environ)
+    service = {**fake_service(), "spec": {"model": "hf://a/b", "replicas": 1}}
+    with state.lock():
+        start = Start(warnings=("slower: set spec.engine.dtype",), over=True)
+        state.write(Snapshot(os.getpid(), "http://127.0.0.1:8000", service, starts={"a": start, "b": start}))
+        assert cli.main(["status"]) == 0
+    output = capsys.readouterr()
+    assert output.err == "! fake: slower: set spec.engine.dtype\n"
+    assert len(output.out.splitlines()) == 2
 
 
 def test_mistakes_in_the_file_are_printed_each_on_a_line_and_nothing_starts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from paceline_operator.cluster import Manifest
 from paceline_operator.local import progress
 from paceline_operator.local.outlook import hopeless, unmendable
 from paceline_operator.local.progress import Progress
-from paceline_operator.local.state import Phase, Snapshot
+from paceline_operator.local.state import Phase, Snapshot, Start
 
 URL = "http://127.0.0.1:8000"
 
@@ -47,7 +48,8 @@ def make_snapshot(
         "spec": {"replicas": 2},
         "status": {"conditions": list(conditions)},
     }
-    return Snapshot(1, URL, service, pods, phases)
+    starts = {name: Start(found, over=all(phase.done for phase in found)) for name, found in phases.items()}
+    return Snapshot(1, URL, service, pods, starts)
 
 
 LOADING = Phase("load_weights", 3.2, done=False)
@@ -97,6 +99,26 @@ def test_ready_is_not_said_before_the_phases_of_a_ready_server_have_ended() -> N
     pods = (make_pod(ready=True),)
     assert not [fact for fact in progress.facts(make_snapshot(ready, pods=pods, a=(LOADING,))) if URL in fact.text]
     assert [fact.text for fact in progress.facts(make_snapshot(ready, pods=pods, a=(LOADED,)))][-1] == f"Ready: {URL}"
+
+
+def test_what_makes_the_servers_slower_is_said_once_and_before_ready() -> None:
+    ready, pods = condition("Ready", "True", "Serving"), (make_pod("a", ready=True), make_pod("b", ready=True))
+    start = Start((LOADED,), ("slower, set spec.engine.dtype",), over=True)
+    snapshot = replace(make_snapshot(ready, pods=pods), starts={"a": start, "b": start})
+    output = io.StringIO()
+    shown = Progress(output)
+    for _ in range(2):
+        shown.show(snapshot)
+    assert output.getvalue().splitlines()[2:] == [
+        "  ! slower, set spec.engine.dtype", f"2 replicas ready: {URL}"
+    ]  # fmt: skip
+
+
+def test_ready_is_not_said_while_a_server_may_have_more_to_tell() -> None:
+    """Its phases have ended, and it has not been asked since."""
+    ready, pods = condition("Ready", "True", "Serving"), (make_pod(ready=True),)
+    snapshot = replace(make_snapshot(ready, pods=pods), starts={"a": Start((LOADED,))})
+    assert not progress.serves(snapshot)
 
 
 def test_scaling_and_failures_are_facts_too() -> None:
@@ -167,4 +189,5 @@ def test_a_service_that_was_never_ready_is_given_up_where_no_restart_helps(
 
 def test_a_snapshot_survives_the_disk() -> None:
     snapshot = make_snapshot(condition("Ready", "True"), pods=(make_pod(),), a=(LOADED, LOADING))
+    snapshot = replace(snapshot, starts={**snapshot.starts, "b": Start((LOADED,), ("slow",), over=True)})
     assert Snapshot.from_json(snapshot.to_json()) == snapshot

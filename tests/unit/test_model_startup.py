@@ -86,6 +86,8 @@ def test_the_info_says_what_was_loaded(llama: Path) -> None:
 def test_every_dtype_runs(llama: Path, dtype: str) -> None:
     loaded = load(tiny_config(llama, engine={"dtype": dtype}), lambda _: None)
     assert loaded.info.dtype == dtype
+    slower = "since engine.attention_backend cpu needs engine.dtype float32 or bfloat16, not float16"
+    assert [slower in warning for warning in loaded.info.warnings] == ([True] if dtype == "float16" else [])
     greedy = SamplingParams(temperature=0.0)
     token = loaded.runner.execute(StepBatch([SequenceSlice([5, 6], 0, [0], greedy), SequenceSlice([7], 0, [1], None)]))
     assert token[0] in range(97)

@@ -30,7 +30,7 @@ def fake_compiler(folder: Path, body: str) -> Path:
 
 def choose(dtype: str = "float32", device: str = "cpu", kv_dtype: str | None = None, **engine: str) -> str:
     model = LlamaConfig().to_dict()
-    return choose_backend(EngineConfig(model_path="x", **engine), model, dtype, kv_dtype or dtype, device)
+    return choose_backend(EngineConfig(model_path="x", **engine), model, dtype, kv_dtype or dtype, device).name
 
 
 def test_this_processor_gets_a_library() -> None:
@@ -132,8 +132,11 @@ def test_a_model_that_the_kernels_do_not_do_gets_the_reference_and_a_line_that_s
 ) -> None:
     with caplog.at_level(logging.WARNING, logger=backend.log.name):
         mixtral = MixtralConfig().to_dict()
-        assert choose_backend(EngineConfig(model_path="x"), mixtral, "float32", "float32", "cpu") == "reference"
-    assert "does not do model_type mixtral" in caplog.text
+        choice = choose_backend(EngineConfig(model_path="x"), mixtral, "float32", "float32", "cpu")
+    assert choice.name == "reference"
+    assert choice.drawback is not None
+    assert "does not do model_type mixtral" in choice.drawback
+    assert choice.drawback in caplog.text
 
 
 def test_auto_takes_the_kernels_where_they_can_run_and_the_reference_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,4 +24,7 @@ def main(arguments: Sequence[str]) -> int:
         print("No LLMService runs on this machine.", file=sys.stderr)
         return 0
     print(columns.table([snapshot.service for snapshot in snapshots], datetime.now(UTC)))
+    for snapshot in snapshots:
+        for warning in snapshot.warnings:
+            print(f"! {snapshot.service['metadata']['name']}: {warning}", file=sys.stderr)
     return 0

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from paceline_operator.cluster import Manifest
 from paceline_operator.local.startup import START_PROCESS
-from paceline_operator.local.state import Phase, Snapshot
+from paceline_operator.local.state import Phase, Snapshot, Start
 from paceline_operator.pods import is_ready, is_running, restart_count, was_drained
 
 _LABELS = {
@@ -46,9 +46,11 @@ def facts(snapshot: Snapshot) -> Iterator[Fact]:
         if restarts:
             what = "drained, and started again" if was_drained(pod) else "restarted"
             yield Fact(f"{name}/restart/{restarts}", f"  ↻ {what}{_which(snapshot, name)} ({restarts})")
-        for phase in snapshot.phases.get(name, ()):
+        for phase in snapshot.starts.get(name, Start()).phases:
             if phase.done:
                 yield Fact(f"{name}/{restarts}/{phase.name}", f"  ✓ {_line(phase)}{_which(snapshot, name)}")
+    for warning in snapshot.warnings:
+        yield Fact(f"warning/{warning}", f"  ! {warning}")
     degraded = condition(snapshot, "Degraded")
     if degraded.get("status") == "True":
         reason, message = degraded["reason"], degraded["message"]
@@ -62,18 +64,18 @@ def facts(snapshot: Snapshot) -> Iterator[Fact]:
 
 
 def serves(snapshot: Snapshot) -> bool:
-    """Whether the service is ready, and the phases of a ready server have been told to their end."""
+    """Whether the service is ready, and a ready server has told its start to the end."""
     if condition(snapshot, "Ready").get("status") != "True":
         return False
     ready = (pod["metadata"]["name"] for pod in snapshot.pods if is_ready(pod))
-    return any(all(phase.done for phase in snapshot.phases.get(name, ())) for name in ready)
+    return any(name not in snapshot.starts or snapshot.starts[name].over for name in ready)
 
 
 def current(snapshot: Snapshot) -> str | None:
     """What goes on now: the phase of a server that starts; None when nothing does."""
     for pod in snapshot.pods:
         name = pod["metadata"]["name"]
-        for phase in snapshot.phases.get(name, ()):
+        for phase in snapshot.starts.get(name, Start()).phases:
             if not phase.done and is_running(pod):
                 return f"{_line(phase)}{_which(snapshot, name)}"
     return None

@@ -71,7 +71,7 @@ class Served:
         status = {**self._service.get("status", {}), "url": self._url}
         pods = ({"metadata": pod["metadata"], "status": pod["status"]} for pod in self._plane.store.list("Pod"))
         return Snapshot(
-            os.getpid(), self._url, {**self._service, "status": status}, tuple(pods), self._startup.phases()
+            os.getpid(), self._url, {**self._service, "status": status}, tuple(pods), self._startup.starts()
         )
 
     async def drain(self) -> None:

@@ -38,18 +38,41 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """The last start of a server.
+
+    phases: so far. warnings: what makes the server slower than it could be. over: it has told all of them.
+    """
+
+    phases: tuple[Phase, ...] = ()
+    warnings: tuple[str, ...] = ()
+    over: bool = False
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Start:
+        """Read one out of a snapshot. Raises KeyError and TypeError."""
+        phases = tuple(Phase(**phase) for phase in data["phases"])
+        return cls(**{**data, "phases": phases, "warnings": tuple(data["warnings"])})
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """A service at one moment, as it is shown.
 
     url: of the front door. service: the LLMService. pods: each with name and status only.
-    phases: of the servers that start or have started, by pod.
+    starts: of the servers that start or have started, by pod.
     """
 
     pid: int
     url: str
     service: Manifest
     pods: tuple[Manifest, ...] = ()
-    phases: Mapping[str, tuple[Phase, ...]] = field(default_factory=dict)
+    starts: Mapping[str, Start] = field(default_factory=dict)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Of all servers, each once."""
+        return list(dict.fromkeys(warning for start in self.starts.values() for warning in start.warnings))
 
     def to_json(self) -> str:
         """The snapshot as text."""
@@ -60,8 +83,8 @@ class Snapshot:
         """Read what `to_json` has written. Raises ValueError for another release's, and for what is none."""
         try:
             data: dict[str, Any] = json.loads(text)
-            phases = {pod: tuple(Phase(**phase) for phase in found) for pod, found in data.pop("phases").items()}
-            return cls(**{**data, "pods": tuple(data["pods"]), "phases": phases})
+            starts = {pod: Start.from_json(found) for pod, found in data["starts"].items()}
+            return cls(**{**data, "pods": tuple(data["pods"]), "starts": starts})
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a snapshot of this release: {error!r}") from error
 

@@ -80,7 +80,9 @@ class EngineConfig(Group):
         None, description="Longest sequence, prompt and output, in tokens; null takes the model's own limit."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Of weights and KV cache; auto is the checkpoint's on a GPU and float32 on a CPU."
+        "auto",
+        description="Of weights and KV cache; auto is the checkpoint's on a GPU and float32 on a CPU. float16 is for "
+        "GPUs: the CPU kernels do not compute in it, and the server warns that it is slower.",
     )
     quantization: Literal["int8"] | None = Field(
         None, description="int8 quantizes the weights at load, on a CPU; null computes with engine.dtype."
@@ -89,7 +91,8 @@ class EngineConfig(Group):
     attention_backend: Literal["auto", "reference", "cpu", "triton"] = Field(
         "auto",
         description="Implementation of attention and layers: reference is plain torch, cpu our C++ kernels (needs a "
-        "C++ compiler, once), triton our GPU kernels; auto takes cpu on a CPU and triton on a GPU where it can.",
+        "C++ compiler, once), triton our GPU kernels; auto takes cpu on a CPU and triton on a GPU where it can, "
+        "and warns where it cannot (log, /readyz, paceline up).",
     )
     threads: Positive | None = Field(None, description="Compute threads on a CPU; null takes all cores given.")
 

@@ -180,6 +180,7 @@ class ModelInfo:
         deterministic: whether single requests can be computed bit-equal in any company.
         task: what the model is for; one that embeds has no KV pool.
         dimensions: of an embedding; None for a model that generates.
+        warnings: what makes it slower than it could be, each with what to do.
     """
 
     folder: str
@@ -201,6 +202,7 @@ class ModelInfo:
     deterministic: bool = False
     task: Task = Task.GENERATE
     dimensions: int | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def kv_capacity_tokens(self) -> int:

@@ -61,6 +61,7 @@ def _readiness(gateway: Gateway) -> dict[str, Any]:
         "phases": [{"name": phase.name, "seconds": _rounded(phase.seconds)} for phase in status.phases],
         "reason": reason,
         "message": message,
+        "warnings": [] if gateway.engine.info is None else list(gateway.engine.info.warnings),
     }
 
 

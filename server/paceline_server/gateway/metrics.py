@@ -132,6 +132,7 @@ class _EngineNumbers(Collector):
         yield from _gauges(self._engine.stats)
         yield from _counters(self._engine.stats)
         yield from _swaps(self._engine)
+        yield from _engine_facts(self._engine.info)
         yield from _cache_facts(self._engine.info)
         yield _offloaded(self._engine.stats)
         yield CounterMetricFamily(
@@ -199,6 +200,14 @@ def _swaps(engine: Engine) -> Iterable[Metric]:
     yield from (blocks, volume)
 
 
+def _engine_facts(info: ModelInfo | None) -> Iterable[Metric]:
+    """How the model is computed, as labels of a constant."""
+    if info is not None:
+        labels = {"device": info.device, "dtype": info.dtype, "attention_backend": info.attention_backend}
+        slower = "true" if info.warnings else "false"
+        yield _constant("paceline_engine_info", "How the model is computed; always 1", {**labels, "slower": slower})
+
+
 def _cache_facts(info: ModelInfo | None) -> Iterable[Metric]:
     """What the KV cache is, as labels of a constant; and as Gateway API Inference Extension reads it."""
     if info is None or info.num_blocks == 0:
@@ -206,13 +215,14 @@ def _cache_facts(info: ModelInfo | None) -> Iterable[Metric]:
     blocks, size = str(info.num_blocks), str(info.block_size)
     labels = {"dtype": info.kv_dtype, "blocks": blocks, "block_size": size, "block_bytes": str(info.block_bytes)}
     alias = {"cache_dtype": info.kv_dtype, "num_gpu_blocks": blocks, "block_size": size}
-    for name, about, facts in (
-        ("paceline_kv_cache_info", "Number format and size of the KV cache; always 1", labels),
-        ("vllm:cache_config_info", "Alias of paceline_kv_cache_info", alias),
-    ):
-        gauge = GaugeMetricFamily(name, about, labels=list(facts))
-        gauge.add_metric(list(facts.values()), 1.0)
-        yield gauge
+    yield _constant("paceline_kv_cache_info", "Number format and size of the KV cache; always 1", labels)
+    yield _constant("vllm:cache_config_info", "Alias of paceline_kv_cache_info", alias)
+
+
+def _constant(name: str, about: str, facts: Mapping[str, str]) -> Metric:
+    gauge = GaugeMetricFamily(name, about, labels=list(facts))
+    gauge.add_metric(list(facts.values()), 1.0)
+    return gauge
 
 
 def _offloaded(stats: EngineStats) -> Metric:

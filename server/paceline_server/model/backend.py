@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +27,19 @@ from paceline_server.model.machine import cores_given
 from paceline_server.model.runner import StepModel
 
 log = logging.getLogger("paceline.model")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A back end.
+
+    Attributes:
+        name: `cpu`, `triton` or `reference`.
+        drawback: why a slower one is taken than the device's own, and what to do; None where that is the one.
+    """
+
+    name: str
+    drawback: str | None = None
 
 
 class Backend(Protocol):
@@ -117,8 +131,8 @@ class CpuBackend:
         """Nothing holds on to it but the model that `on_cache` returned."""
 
 
-def choose_backend(engine: EngineConfig, config: Mapping[str, Any], dtype: str, kv_dtype: str, device: str) -> str:
-    """The back end for engine.attention_backend: `cpu`, `triton` or `reference`.
+def choose_backend(engine: EngineConfig, config: Mapping[str, Any], dtype: str, kv_dtype: str, device: str) -> Choice:
+    """The back end for engine.attention_backend.
 
     auto takes cpu on a CPU and triton on a GPU where they can, and says why where they cannot.
 
@@ -146,7 +160,7 @@ def choose_backend(engine: EngineConfig, config: Mapping[str, Any], dtype: str, 
         _require_kernels("engine.attention_backend: cpu", config, dtype, device)
     elif wanted == "triton" and (obstacle := _triton_obstacle(device)) is not None:
         raise InvalidConfiguration(f"engine.attention_backend: triton {obstacle}")
-    return _best_backend(config, dtype, device) if wanted == "auto" else wanted
+    return _best_backend(config, dtype, device) if wanted == "auto" else Choice(wanted)
 
 
 def _require_kernels(asked: str, config: Mapping[str, Any], dtype: str, device: str) -> None:
@@ -155,7 +169,7 @@ def _require_kernels(asked: str, config: Mapping[str, Any], dtype: str, device: 
     native.library()
 
 
-def _best_backend(config: Mapping[str, Any], dtype: str, device: str) -> str:
+def _best_backend(config: Mapping[str, Any], dtype: str, device: str) -> Choice:
     best = "cpu" if device == "cpu" else "triton"
     obstacle = _obstacle(config, dtype, device) if best == "cpu" else _triton_obstacle(device)
     if obstacle is None and best == "cpu":
@@ -164,9 +178,10 @@ def _best_backend(config: Mapping[str, Any], dtype: str, device: str) -> str:
         except NativeUnavailable as error:
             obstacle = f"cannot be had: {error}"
     if obstacle is None:
-        return best
-    log.warning("serving with the slower reference back end: attention_backend %s %s", best, obstacle)
-    return "reference"
+        return Choice(best)
+    drawback = f"serving with the slower back end reference, since engine.attention_backend {best} {obstacle}"
+    log.warning("%s", drawback)
+    return Choice("reference", drawback)
 
 
 def _triton_obstacle(device: str) -> str | None:
@@ -189,5 +204,5 @@ def _obstacle(config: Mapping[str, Any], dtype: str, device: str) -> str | None:
     if device != "cpu":
         return f"needs engine.device cpu, not {device}"
     if dtype not in ("float32", "bfloat16"):
-        return f"needs engine.dtype float32 or bfloat16, not {dtype}"
+        return f"needs engine.dtype float32 or bfloat16, not {dtype}; set one of them"
     return obstacle_to_fusing(config)

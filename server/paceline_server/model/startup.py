@@ -50,14 +50,14 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
         longest = context_length(model_config, config.engine.max_model_len)
         dtype = choose_dtype(config.engine.dtype, model_config["dtype"], device)
         kv_dtype = choose_kv_dtype(config.kv_cache.dtype, dtype, config.engine.quantization)
-        backend_name = choose_backend(config.engine, model_config, dtype, kv_dtype, device)
+        choice = choose_backend(config.engine, model_config, dtype, kv_dtype, device)
         available = available_memory() - _STEP_BYTES
-        if backend_name == "cpu":
+        if choice.name == "cpu":
             backend: Backend = CpuBackend.load(folder, model_config, dtype, available, config)
         else:
             from paceline_server.model import transformers_backend  # noqa: PLC0415 (it brings transformers and torch)
 
-            backend = transformers_backend.load(folder, backend_name, dtype, device, available, longest, config)
+            backend = transformers_backend.load(folder, choice.name, dtype, device, available, longest, config)
     setup = _Setup(backend, _geometry(model_config, config.kv_cache, kv_dtype), device, longest, config.batching)
     with phase("allocate_kv_cache", on_phase):
         num_blocks = setup.count_blocks(config.kv_cache)
@@ -66,7 +66,7 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
     with phase("warmup", on_phase):
         setup.warm_up(runner, num_blocks)
         copy_seconds = runner.copy_seconds()
-    identity = memory.identity(folder, (dtype, backend_name, config.engine.quantization, kv_dtype))
+    identity = memory.identity(folder, (dtype, choice.name, config.engine.quantization, kv_dtype))
     info = ModelInfo(
         folder=str(folder),
         max_model_len=longest,
@@ -76,14 +76,15 @@ def load(config: ServerConfig, on_phase: OnPhase) -> Loaded:
         block_size=config.kv_cache.block_size_tokens,
         dtype=dtype,
         device=device,
-        attention_backend=backend_name,
+        attention_backend=choice.name,
         block_bytes=runner.model.storage.block_bytes,
         swap_slots=memory.swap_slots,
         block_copy_seconds=copy_seconds,
         offload_slots=memory.offload_slots,
         offload_files=memory.offload_files,
         kv_identity=identity,
-        deterministic=backend_name == "cpu",
+        deterministic=choice.name == "cpu",
+        warnings=() if choice.drawback is None else (choice.drawback,),
         kv_dtype=kv_dtype,
     )
     return Loaded(runner, info, memory.files(identity), runner.model.on_idle)
