@@ -183,8 +183,9 @@ async def test_an_engine_that_requests_kill_again_and_again_ends_the_supervisor(
             await until(lambda: client.status.ready)
             with pytest.raises(EngineLost):
                 await collect(client, request())
-        with pytest.raises(EngineFailed, match=r"2 times in a row .* exit code 7"):
-            await supervisor
+        async with asyncio.timeout(60):  # or it would be started again without end
+            with pytest.raises(EngineFailed, match=r"2 times in a row .* exit code 7"):
+                await supervisor
 
 
 async def test_a_start_that_fails_ends_the_supervisor_with_the_engines_own_reason():
