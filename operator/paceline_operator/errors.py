@@ -13,6 +13,7 @@ Raised by `spec`, `kube` and `lease`; translated to conditions by `reconcile` an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -30,6 +31,11 @@ class FieldError:
     def __str__(self) -> str:
         """`path: message`, as it is shown in conditions and on the terminal."""
         return f"{self.path}: {self.message}"
+
+
+def field_path(location: Iterable[str | int]) -> str:
+    """`spec.tenants[0].name` of ("spec", "tenants", 0, "name"), as kubectl and the Kubernetes API name it."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location).removeprefix(".")
 
 
 class InvalidSpec(PacelineError):

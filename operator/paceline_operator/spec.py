@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from paceline_operator import names
 from paceline_operator.cluster import Key, Manifest
-from paceline_operator.errors import FieldError, InvalidSpec
+from paceline_operator.errors import FieldError, InvalidSpec, field_path
 from paceline_operator.model_uri import ModelUri, parse_model_uri
 from paceline_operator.quantity import parse_quantity
 from paceline_operator.section import AbsolutePath, Count, Section
@@ -232,10 +232,9 @@ def parse_spec(spec: Mapping[str, Any]) -> LLMServiceSpec:
 
 
 def _field_error(detail: Any) -> FieldError:
-    location = [str(part) for part in detail["loc"]]
-    path = ".".join(["spec", *location])
+    path = field_path(("spec", *detail["loc"]))
     if detail["type"] == "extra_forbidden":
-        return FieldError(path, f"unknown field{_suggestion(location)}")
+        return FieldError(path, f"unknown field{_suggestion(detail['loc'])}")
     if detail["type"] == "missing":
         return FieldError(path, "required")
     message = detail["msg"].removeprefix("Value error, ")
@@ -251,21 +250,22 @@ def _quoted(value: object) -> str:
     return f", not {written}" if len(written) <= _QUOTED_CHARACTERS else ""
 
 
-def _suggestion(location: list[str]) -> str:
+def _suggestion(location: Sequence[str | int]) -> str:
     """`, did you mean …?` when another section has this field, or the same section has one that is spelt alike."""
-    if paths := _paths_of(location[-1]):
+    name = str(location[-1])
+    if paths := _paths_of(name):
         return f", did you mean {' or '.join(paths)}?"
     section: type[BaseModel] = LLMServiceSpec
     for part in location[:-1]:
-        if part.isdecimal():  # a place in a list
+        if isinstance(part, int):  # a place in a list
             continue
         field = next((info for info in section.model_fields.values() if info.alias == part), None)
         nested = section_type(field) if field else None
         if nested is None:
             return ""
         section = nested
-    known = [info.alias or name for name, info in section.model_fields.items()]
-    close = difflib.get_close_matches(location[-1], known, n=1)
+    known = [info.alias or key for key, info in section.model_fields.items()]
+    close = difflib.get_close_matches(name, known, n=1)
     return f", did you mean {close[0]}?" if close else ""
 
 

@@ -27,8 +27,11 @@ _SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _SAME_SHAPE: Final = ("scheduling", "tenants")  # sections that the two have alike, but for the letters' case
-_KEYS: Final = "key_files"  # of a tenant: one, made from keysFrom
-_PATH: Final = re.compile(r"(?<![\w./])(?:engine|batching|kv_cache|gateway|observability|scheduling|tenants)(?:\.\w+)+")
+_KEYS: Final = re.compile(r"\bkey_files\b.*")  # of a tenant: one, made from keysFrom
+_WORD: Final = re.compile(r"\w+")
+_PATH: Final = re.compile(
+    r"(?<![\w./])(?:engine|batching|kv_cache|gateway|observability|scheduling|tenants)(?:\[\d+\]|\.\w+)+"
+)
 
 
 def in_words_of_the_spec(text: str) -> str:
@@ -37,9 +40,6 @@ def in_words_of_the_spec(text: str) -> str:
 
 
 def _field(path: str) -> str:
-    section, *rest = path.split(".")
-    if _KEYS in rest:
-        rest = [*rest[: rest.index(_KEYS)], "keysFrom"]
-    if section in _SAME_SHAPE:
-        return ".".join(["spec", section, *(to_camel(part) for part in rest)])
+    if path.startswith(_SAME_SHAPE):
+        return f"spec.{_WORD.sub(lambda word: to_camel(word[0]), _KEYS.sub('keysFrom', path))}"
     return _SETTINGS.get(path, path)

@@ -216,7 +216,9 @@ def test_a_key_that_the_server_cannot_use_is_told_by_the_field_that_names_its_se
     tenants = parse(engine_config(service(tenants=[TENANT]))).tenants
     with pytest.raises(InvalidConfiguration) as refused:
         TenantBook(tenants, {KEYS_FOLDER: str(tmp_path)})
-    assert in_words_of_the_spec(str(refused.value)).startswith("spec.tenants.0.keysFrom (tenant team-a), line 1: a key")
+    assert in_words_of_the_spec(str(refused.value)).startswith(
+        "spec.tenants[0].keysFrom (tenant team-a), line 1: a key"
+    )
 
 
 @pytest.mark.parametrize("at", [0, 1])

@@ -102,7 +102,7 @@ def test_keys_are_taken_over_when_their_file_changes_and_kept_when_it_makes_no_s
     assert (up.status_of(CHAT), up.status_of(NIGHTLY)) == (401, 200)
 
     up.write("chat", f"{NIGHTLY}\n")  # nobody can be two tenants
-    until(lambda: "(chat) and tenants.1 (nightly) have a key in common" in up.log(), REREAD_SECONDS)
+    until(lambda: "(chat) and tenants[1] (nightly) have a key in common" in up.log(), REREAD_SECONDS)
     assert (up.status_of(OTHER_CHAT), up.status_of(NIGHTLY)) == (200, 200)
     (pod,) = up.pods()
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0

@@ -163,23 +163,25 @@ def test_a_file_of_keys_that_cannot_be_used_is_named_by_its_setting_without_its_
     (tmp_path / "keys").write_text(content)
     with pytest.raises(InvalidConfiguration) as caught:
         book(FREE, {"name": "a", "key_files": ["keys"]}, PACELINE_KEYS_FOLDER=str(tmp_path))
-    assert str(caught.value).startswith(f"tenants.1.key_files.0 (tenant a){says}")
+    assert str(caught.value).startswith(f"tenants[1].key_files[0] (tenant a){says}")
     assert str(tmp_path) not in str(caught.value), "a folder that an operator has made, and no user has written"
     assert all(line.strip() not in str(caught.value) for line in content.splitlines() if len(line) > 5)
 
 
 def test_keys_that_are_not_there_are_named() -> None:
-    with pytest.raises(InvalidConfiguration, match=r"key_files\.0 \(tenant a\): cannot read /nowhere/keys: No such"):
+    with pytest.raises(InvalidConfiguration, match=r"key_files\[0\] \(tenant a\): cannot read /nowhere/keys: No such"):
         book({"name": "a", "key_files": ["/nowhere/keys"]})
-    with pytest.raises(InvalidConfiguration, match=r"key_files\.0 \(tenant a\): '/nowhere\\x00keys' is no path"):
+    with pytest.raises(InvalidConfiguration, match=r"key_files\[0\] \(tenant a\): '/nowhere\\x00keys' is no path"):
         book({"name": "a", "key_files": ["/nowhere\0keys"]})
-    with pytest.raises(InvalidConfiguration, match=r"key_variables\.0 .*no variable TEAM_KEY"):
+    with pytest.raises(InvalidConfiguration, match=r"key_variables\[0\] .*no variable TEAM_KEY"):
         book({"name": "a", "key_variables": ["TEAM_KEY"]})
 
 
 def test_a_key_of_two_tenants_is_refused_wherever_it_comes_from(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(KEY)
-    with pytest.raises(InvalidConfiguration, match=r"tenants\.0 \(team-a\) and tenants\.1 \(b\) have a key in common"):
+    with pytest.raises(
+        InvalidConfiguration, match=r"tenants\[0\] \(team-a\) and tenants\[1\] \(b\) have a key in common"
+    ):
         book(TEAM_A, {"name": "b", "key_files": [str(tmp_path / "keys")]})
 
 
@@ -191,11 +193,11 @@ def test_a_key_of_two_tenants_is_refused_wherever_it_comes_from(tmp_path: Path) 
         ([FREE, {"name": "open", "anonymous": True}], "only one may be anonymous"),
         ([TEAM_A, {**TEAM_B, "key_hashes": TEAM_A["key_hashes"]}], "of two tenants"),
         ([{**TEAM_B, "tier": "standard"}], r"tier \(standard\) must be one of tiers \(batch\)"),
-        ([{**TEAM_A, "name": "a b"}], r"tenants\.0\.name"),
-        ([{**TEAM_A, "name": ""}], r"tenants\.0\.name"),
-        ([{**TEAM_A, "weight": 0}], r"tenants\.0\.weight"),
-        ([{**TEAM_A, "tokens_per_minute": 0}], r"tenants\.0\.tokens_per_minute"),
-        ([{**TEAM_A, "min_priority": 1}], r"tenants\.0\.min_priority"),
+        ([{**TEAM_A, "name": "a b"}], r"tenants\[0\]\.name"),
+        ([{**TEAM_A, "name": ""}], r"tenants\[0\]\.name"),
+        ([{**TEAM_A, "weight": 0}], r"tenants\[0\]\.weight"),
+        ([{**TEAM_A, "tokens_per_minute": 0}], r"tenants\[0\]\.tokens_per_minute"),
+        ([{**TEAM_A, "min_priority": 1}], r"tenants\[0\]\.min_priority"),
         ([{**TEAM_A, "prices": {"input_per_million": -1, "output_per_million": 1}}], "input_per_million"),
     ],
 )

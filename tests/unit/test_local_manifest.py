@@ -153,7 +153,7 @@ TENANT = {"name": "team-a", "keysFrom": {"secretKeyRef": {"name": "api-keys", "k
 def test_a_secret_that_is_not_on_this_machine_is_refused_with_the_way_to_give_it(tmp_path: Path) -> None:
     document = service(tenants=[{"name": "free", "anonymous": True}, TENANT])
     (mistake,) = mistakes(tmp_path, document)
-    assert mistake.startswith("spec.tenants.1.keysFrom: ")
+    assert mistake.startswith("spec.tenants[1].keysFrom: ")
     assert "write the keys of team-a, one a line, to FOLDER/api-keys/team-a and give --secrets FOLDER" in mistake
     with pytest.raises(InvalidManifest, match=f"to {tmp_path}/api-keys/team-a"):
         load(tmp_path, document, secrets=tmp_path)
@@ -177,7 +177,7 @@ def test_a_file_that_holds_no_keys_is_refused_before_a_server_is_started(
     keys.write_bytes(content)
     with pytest.raises(InvalidManifest) as refused:
         load(tmp_path, service(tenants=[TENANT]), secrets=tmp_path)
-    assert f"spec.tenants.0.keysFrom: {keys}" in str(refused.value)
+    assert f"spec.tenants[0].keysFrom: {keys}" in str(refused.value)
     assert says in str(refused.value)
     assert "short" not in str(refused.value)
 
@@ -187,7 +187,7 @@ def test_a_key_of_two_tenants_is_refused_before_a_server_is_started_however_it_i
     (tmp_path / "api-keys" / "team-a").write_text("sk-team-a-0123456789")
     (tmp_path / "api-keys" / "team-b").write_text(f"sk-team-b-0123456789\n{HASH}")
     other = {"name": "team-b", "keysFrom": {"secretKeyRef": {"name": "api-keys", "key": "team-b"}}}
-    with pytest.raises(InvalidManifest, match=r"spec.tenants.1.keysFrom: team-b and team-a have a key in common"):
+    with pytest.raises(InvalidManifest, match=r"spec\.tenants\[1\]\.keysFrom: team-b and team-a have a key in common"):
         load(tmp_path, service(tenants=[TENANT, other]), secrets=tmp_path)
 
 

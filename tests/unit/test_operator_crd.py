@@ -132,7 +132,7 @@ def refused(section: str, field: str, value: float) -> bool:
     try:
         parse_spec(spec)
     except InvalidSpec as error:
-        return any(one.path == f"{section}.{field}".replace("[]", ".0") for one in error.errors)
+        return any(one.path == f"{section}.{field}".replace("[]", "[0]") for one in error.errors)
     return False
 
 
@@ -169,8 +169,8 @@ def test_a_mistake_in_a_tenant_has_its_place_in_the_list_and_a_suggestion() -> N
     with pytest.raises(InvalidSpec) as caught:
         parse_spec({"model": "hf://a/b", "tenants": [{"name": "a", "anonymous": True, "wieght": 1}, {"name": "_"}]})
     paths = {error.path: error.message for error in caught.value.errors}
-    assert paths["spec.tenants.0.wieght"] == "unknown field, did you mean weight?"
-    assert "spec.tenants.1.name" in paths
+    assert paths["spec.tenants[0].wieght"] == "unknown field, did you mean weight?"
+    assert "spec.tenants[1].name" in paths
 
 
 def test_every_field_is_described() -> None:

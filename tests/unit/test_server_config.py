@@ -35,6 +35,11 @@ def test_all_mistakes_are_named_with_their_paths_in_one_error():
         assert path in text
 
 
+def test_a_place_in_a_list_is_written_in_brackets_as_kubectl_does():
+    with pytest.raises(InvalidConfiguration, match=r"tenants\[1\]\.weight: [^$]* tenants\[1\]\.tiers\[0\]: "):
+        parse({"engine": {"model_path": "x"}, "tenants": [{"name": "a"}, {"name": "b", "weight": -1, "tiers": ["x"]}]})
+
+
 def test_a_missing_model_path_is_named():
     with pytest.raises(InvalidConfiguration, match=r"engine\.model_path: is required"):
         parse({"engine": {}})

@@ -30,11 +30,11 @@ def mistakes(spec: LLMServiceSpec, secrets: Path | None) -> list[str]:
         try:
             digests = [key_file.digest(entry) for entry in _entries(tenant, secrets)]
         except ValueError as error:
-            found.append(f"spec.tenants.{place}.keysFrom: {error}")
+            found.append(f"spec.tenants[{place}].keysFrom: {error}")
             continue
         others = {owners.setdefault(digest, tenant.name) for digest in digests} - {tenant.name}
         found += [
-            f"spec.tenants.{place}.keysFrom: {tenant.name} and {other} have a key in common; a key says whose request "
+            f"spec.tenants[{place}].keysFrom: {tenant.name} and {other} have a key in common; a key says whose request "
             "it is"
             for other in sorted(others)
         ]

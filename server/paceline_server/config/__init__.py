@@ -20,6 +20,7 @@ from paceline_server.config.observability import ObservabilityConfig
 from paceline_server.config.scheduling import SchedulingConfig, TiersConfig
 from paceline_server.config.tenants import TenantConfig, check_together
 from paceline_server.errors import InvalidConfiguration
+from paceline_server.field_path import field_path
 
 __all__ = [
     "BackpressureConfig",
@@ -249,7 +250,7 @@ def _explain(error: ValidationError) -> str:
     mistakes = error.errors(include_url=False)
     lines = [f"{len(mistakes)} mistake{'s' if len(mistakes) > 1 else ''} in the configuration"]
     for mistake in mistakes:
-        path = ".".join(str(part) for part in mistake["loc"])
+        path = field_path(mistake["loc"])
         lines.append(f"  {path + ': ' if path else ''}{_say(mistake)}")
     return "\n".join(lines)
 

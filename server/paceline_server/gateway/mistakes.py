@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from paceline_server.errors import InvalidRequest
+from paceline_server.field_path import field_path
 
 _SHOWN = 5
 _ECHOED_CHARS = 40
@@ -100,8 +101,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part[:_ECHOED_CHARS]}" for part in location)
-    return "".join(parts).removeprefix(".")
+    return field_path(part if isinstance(part, int) else part[:_ECHOED_CHARS] for part in location)
 
 
 def _echo(value: Any) -> str:

@@ -147,8 +147,8 @@ class TenantBook:
                 other = found.setdefault(self._blind(digest), tenant)
                 if other is not tenant:
                     raise InvalidConfiguration(
-                        f"tenants.{tenants.index(other)} ({other.name}) and tenants.{place} ({tenant.name}) have a key "
-                        "in common; a key says whose request it is"
+                        f"tenants[{tenants.index(other)}] ({other.name}) and tenants[{place}] ({tenant.name}) have a "
+                        "key in common; a key says whose request it is"
                     )
         return found
 
@@ -202,10 +202,10 @@ def _keys_of(place: int, config: TenantConfig, environment: Mapping[str, str]) -
     """The keys of the tenant at that place of the list."""
     keys = set(config.key_hashes)
     for index, name in enumerate(config.key_files):
-        source = f"tenants.{place}.key_files.{index} (tenant {config.name})"
+        source = f"tenants[{place}].key_files[{index}] (tenant {config.name})"
         keys |= _hashes(source, _read(source, Path(environment.get(KEYS_FOLDER, "")) / name))
     for index, name in enumerate(config.key_variables):
-        source = f"tenants.{place}.key_variables.{index} (tenant {config.name})"
+        source = f"tenants[{place}].key_variables[{index}] (tenant {config.name})"
         if name not in environment:
             raise InvalidConfiguration(f"{source}: the environment has no variable {name}")
         keys |= _hashes(source, environment[name])

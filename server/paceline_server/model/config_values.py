@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from paceline_server.errors import ModelUnsupported
+from paceline_server.field_path import field_path
 
 Count = Annotated[int, Field(gt=0)] | None
 Number = Annotated[float, Field(gt=0)] | None
@@ -133,5 +134,5 @@ def require_values(said: Mapping[str, Any], values: type[_Values] = _Config, fil
 
 def _say(mistake: Any) -> str:
     message = str(mistake["msg"]).removeprefix("Value error, ")
-    path = ".".join(map(str, mistake["loc"]))
+    path = field_path(mistake["loc"])
     return f"{path}: {message}, not {str(mistake['input'])[:40]!r}" if path else message
