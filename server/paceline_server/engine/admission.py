@@ -24,7 +24,6 @@ Mode = Literal["none", "timeout", "target"]
 _OUTLOOK_SECONDS = 0.25
 _OWN_PROMPT_FACTOR = 2.0
 _MAX_RETRY_SECONDS = 60.0
-_NOTHING = Backlog(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ class Admission:
             yield timeout, 1.0
         if self._mode == "target":
             # A prompt that misses the target even alone is not overload: it is held to a multiple of its own time.
-            alone = self._forecast.seconds(Newcomer(tier, sequence.num_tokens, 0, _NOTHING), (), self._room()) or 0.0
+            alone = self._forecast.seconds(Newcomer(tier, sequence.num_tokens, 0, Backlog()), (), self._room()) or 0.0
             yield max(self._targets[tier], _OWN_PROMPT_FACTOR * alone), self._forecast.margin(tier)
 
     def _blocks_taken_by(self, sequence: Sequence) -> int:

@@ -9,7 +9,7 @@ plus arrival" does. The latter never changes, and nothing has to move while time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
@@ -39,9 +39,20 @@ class Backlog:
         overtaken_by: tiers whose newcomers go before as well.
     """
 
-    requests: int
-    tokens: int
+    requests: int = 0
+    tokens: int = 0
     overtaken_by: tuple[Tier, ...] = ()
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence]) -> Backlog:
+        """These sequences, and no newcomers."""
+        tokens = [sequence.num_tokens for sequence in sequences]
+        return cls(len(tokens), sum(tokens))
+
+    def __add__(self, other: Backlog) -> Backlog:
+        """Both; their newcomers are not added up."""
+        assert not other.overtaken_by
+        return Backlog(self.requests + other.requests, self.tokens + other.tokens, self.overtaken_by)
 
 
 class WaitingLine(Protocol):
@@ -214,8 +225,7 @@ class OrderedLine(Arrivals):
         if self._key is by_arrival:
             return Backlog(len(self), self._tokens)
         key = self._key(sequence)
-        ahead = [one for one in self._line if self._key(one) <= key] + list(self._resumed)
-        return Backlog(len(ahead), sum(one.num_tokens for one in ahead))
+        return Backlog.of(self._resumed) + Backlog.of(one for one in self._line if self._key(one) <= key)
 
 
 def spared(sequence: Sequence, rank: float) -> float:

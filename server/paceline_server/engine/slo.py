@@ -134,17 +134,13 @@ class SloLine(Arrivals):
         """
         tenant, rank = sequence.request.tenant, RANKS[sequence.request.tier]
         own = self._lines.get(tenant)
-        due = own.ahead_of(rank, now) if own else Backlog(0, 0)
+        due = own.ahead_of(rank, now) if own else Backlog()
         start = self._counters.used(tenant) if own else max(self._counters.used(tenant), self._smallest(now) - CREDIT)
         turn = start + due.tokens / sequence.request.weight - HEAD_STARTS[rank] * QUANTUM
-        requests = len(self._resumed) + due.requests
-        tokens = sum(one.num_tokens for one in self._resumed) + due.tokens
-        for name, line in self._lines.items():
-            if name != tenant:
-                other = line.served_until(turn - self._counters.used(name))
-                requests += other.requests
-                tokens += other.tokens
-        return Backlog(requests, tokens, overtaken_by=TIERS[:rank])
+        others = (
+            line.served_until(turn - self._counters.used(name)) for name, line in self._lines.items() if name != tenant
+        )
+        return sum((Backlog.of(self._resumed), due, *others), Backlog(overtaken_by=TIERS[:rank]))
 
     def _may_enter(self, tenant: str, now: float, scarce: bool) -> bool:
         return not scarce or self._slots.may_take_last(tenant, now, self._lines.__contains__)

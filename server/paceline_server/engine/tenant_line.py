@@ -89,21 +89,19 @@ class TenantLine:
 
     def ahead_of(self, rank: int, now: float) -> Backlog:
         """What goes before a newcomer of a tier that can be in time."""
-        parts = [tier.all() for tier in self._tiers[:rank]]
-        parts.append(self._tiers[rank].ahead_of_newcomer(now))
-        return Backlog(sum(part.requests for part in parts), sum(part.tokens for part in parts))
+        above = (tier.all() for tier in self._tiers[:rank])
+        return sum(above, self._tiers[rank].ahead_of_newcomer(now))
 
     def served_until(self, room: float) -> Backlog:
         """What is served until the tenant has used `room` more, by weight, not counting head starts."""
-        requests, tokens = 0, 0
+        served = Backlog()
         for tier, start in zip(self._tiers, HEAD_STARTS, strict=True):
             whole = tier.all()
             if whole.tokens:
-                left = (room + start * QUANTUM) * self._weight - tokens
+                left = (room + start * QUANTUM) * self._weight - served.tokens
                 share = max(0.0, min(1.0, left / whole.tokens))
-                requests += round(share * whole.requests)
-                tokens += round(share * whole.tokens)
-        return Backlog(requests, tokens)
+                served += Backlog(round(share * whole.requests), round(share * whole.tokens))
+        return served
 
     def _first_overdue(self, now: float) -> Sequence | None:
         first = self._overdue.first()
