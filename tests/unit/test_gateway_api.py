@@ -80,6 +80,9 @@ async def test_the_fingerprint_is_made_once_for_a_model_and_anew_for_another(fol
         made = server.gateway.fingerprint(info)
         assert server.gateway.fingerprint(replace(info)) is made
         assert server.gateway.fingerprint(replace(info, num_blocks=65)) != made
+        assert server.gateway.fingerprint(replace(info, block_copy_seconds=1e-4, warnings=("slow",))) == made, (
+            "another start of the same model"
+        )
         assert server.gateway.fingerprint(info) == made
 
 

@@ -30,6 +30,8 @@ _WRONG_TASK = {
     Task.EMBED: "this model generates text and embeds none: use /v1/chat/completions or /v1/completions",
 }
 
+_NO_PART_OF_AN_ANSWER = ("block_copy_seconds", "warnings")  # the first is measured anew at each start
+
 
 class Gateway:
     """One server's gateway: its configuration, the engine, and what stands between."""
@@ -114,8 +116,9 @@ def identify(request: web.Request) -> Tenant:
 def fingerprint_of(config: ServerConfig, info: ModelInfo) -> str:
     """A digest of the groups of a configuration, and of a model's facts, that may change a seeded answer."""
     groups = config.model_dump(mode="json", include={"engine", "batching", "kv_cache"})
-    facts = json.dumps([groups, asdict(info)], sort_keys=True)
-    return "fp_" + hashlib.sha256(facts.encode()).hexdigest()[:12]
+    facts = {name: value for name, value in asdict(info).items() if name not in _NO_PART_OF_AN_ANSWER}
+    digest = hashlib.sha256(json.dumps([groups, facts], sort_keys=True).encode())
+    return "fp_" + digest.hexdigest()[:12]
 
 
 def dress(request: web.Request, answer: web.StreamResponse) -> None:
