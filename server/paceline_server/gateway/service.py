@@ -6,7 +6,7 @@ a whole answer fail alike; the head goes out with the first token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -19,14 +19,14 @@ from paceline_server.gateway.answers import Endpoint, Head
 from paceline_server.gateway.assembly import TextAssembly
 from paceline_server.gateway.context import output_tokens, refuse_beyond_batch, refuse_limit_beyond_context
 from paceline_server.gateway.detokenizer import Detokenizer
-from paceline_server.gateway.exchange import EXCHANGE
+from paceline_server.gateway.exchange import EXCHANGE, Exchange
 from paceline_server.gateway.generation import Meter, generate
 from paceline_server.gateway.model_text import ModelText
 from paceline_server.gateway.reception import Outputs, fields_of, receive
 from paceline_server.gateway.requests import GenerationFields
 from paceline_server.gateway.state import GATEWAY, Gateway
 from paceline_server.gateway.tenants import Tenant
-from paceline_server.gateway.urgency import TIMEOUT_HEADER, urgency
+from paceline_server.gateway.urgency import TIMEOUT_HEADER, Urgency, urgency
 from paceline_server.gateway.writers import Streamed, Whole
 
 
@@ -80,36 +80,48 @@ async def _prepare(
     urgent = urgency(fields, request.headers.get(TIMEOUT_HEADER), gateway.config.scheduling, tenant.config)
     prompt = await endpoint.encode(fields, text)
     exchange.prompt_tokens = len(prompt)
+    max_tokens = _fit(len(prompt), fields, endpoint, text, gateway)
     fingerprint = gateway.fingerprint(text.info)
-    head = Head(endpoint.id_prefix + exchange.id, exchange.created, fields.model, fingerprint, urgent.service_tier)
-    pieces, n = text.tokenizer.pieces, fields.n or 1
     return _Job(
-        request=GenerationRequest(
-            request_id=exchange.id,
-            prompt_token_ids=prompt,
-            max_tokens=_fit(len(prompt), fields, endpoint, text, gateway),
-            sampling=fields.sampling(),
-            stop_token_ids=fields.stop_token_ids,
-            ignore_eos=bool(fields.ignore_eos),
-            min_tokens=fields.min_tokens or 0,
-            cache_salt=tenant.cache_salt(fields.cache_salt),
-            tenant=tenant.name,
-            weight=tenant.config.weight,
-            tier=urgent.tier,
-            priority=urgent.priority,
-            timeout=urgent.remaining(monotonic() - exchange.started),
-            n=n,
-            deterministic=bool(fields.deterministic),
-        ),
-        assemblies=[
-            TextAssembly(Detokenizer(pieces, continues=endpoint.continues_prompt), fields.stop, fields.min_tokens or 0)
-            for _ in range(n)
-        ],
-        head=head,
+        request=_request(exchange, fields, prompt, max_tokens, tenant, urgent),
+        assemblies=[_assembly(endpoint, fields, text) for _ in range(fields.n or 1)],
+        head=Head(endpoint.id_prefix + exchange.id, exchange.created, fields.model, fingerprint, urgent.service_tier),
         stream=bool(fields.stream),
         include_usage=fields.include_usage,
         asked=fields.output_limit,
     )
+
+
+def _request(
+    exchange: Exchange,
+    fields: GenerationFields,
+    prompt: Sequence[int],
+    max_tokens: int,
+    tenant: Tenant,
+    urgent: Urgency,
+) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=exchange.id,
+        prompt_token_ids=prompt,
+        max_tokens=max_tokens,
+        sampling=fields.sampling(),
+        stop_token_ids=fields.stop_token_ids,
+        ignore_eos=bool(fields.ignore_eos),
+        min_tokens=fields.min_tokens or 0,
+        cache_salt=tenant.cache_salt(fields.cache_salt),
+        tenant=tenant.name,
+        weight=tenant.config.weight,
+        tier=urgent.tier,
+        priority=urgent.priority,
+        timeout=urgent.remaining(monotonic() - exchange.started),
+        n=fields.n or 1,
+        deterministic=bool(fields.deterministic),
+    )
+
+
+def _assembly(endpoint: Endpoint[Any], fields: GenerationFields, text: ModelText) -> TextAssembly:
+    detokenizer = Detokenizer(text.tokenizer.pieces, continues=endpoint.continues_prompt)
+    return TextAssembly(detokenizer, fields.stop, fields.min_tokens or 0)
 
 
 def _refuse_many_answers(n: int, most: int) -> None:
