@@ -15,6 +15,7 @@ from paceline_server.engine.admission import Admission, Refusal
 from paceline_server.engine.batch import Runner, StepBatch
 from paceline_server.engine.batchers import Batching, delay_window, make_scheduler
 from paceline_server.engine.blocks import root_hash
+from paceline_server.engine.capacity import Capacity
 from paceline_server.engine.forecast import Forecast
 from paceline_server.engine.hot_prefixes import HotPrefixes
 from paceline_server.engine.interface import GenerationRequest, HotPrefix, ModelInfo, PrefixList, Tier, TokenOutput
@@ -71,6 +72,7 @@ class EngineCore:
         self.scheduler = make_scheduler(batching, limits, tables, line, pacer)
         self._window = delay_window(batching, limits.max_batch_size)
         self._by_request = batching.by_request
+        self._capacity = Capacity(info, limits.max_tokens_in_batch if batching.by_request else None)
         self.admission = Admission(
             self.scheduler, pacer, Forecast(self.step_time), ttft_targets(scheduling.tiers), scheduling.admission
         )
@@ -102,11 +104,10 @@ class EngineCore:
                 by request, everybody may wait, and a timeout ends those who wait too long.
 
         Returns:
-            Why it is not taken, or None. The gateway checks what can never run first, so that such a refusal here is
-            the gateway's bug or an info that has changed with a restart; it must not take the engine down.
+            Why it is not taken, or None.
         """
         now = self._clock()
-        reason = self._why_never(request)
+        reason = self._capacity.why_never(request)
         if reason is not None:
             return Refusal(reason)
         samples = self._sequences(request, now if arrival is None else arrival)
@@ -124,7 +125,7 @@ class EngineCore:
         # Its root may be of deterministic requests, which only find what is computed like them; others may find it too.
         exact = self.info.deterministic
         request = GenerationRequest(request_id, (*prefix.token_ids, 0), 1, tier=Tier.BATCH, deterministic=exact)
-        if self._why_never(request) is not None or not self.scheduler.blocks.prefix_caching:
+        if self._capacity.why_never(request) is not None or not self.scheduler.blocks.prefix_caching:
             return False
         if not all(0 <= token < self.info.vocab_size for token in prefix.token_ids):
             return False
@@ -213,12 +214,11 @@ class EngineCore:
         # What others have computed may differ in its last bits: those that must not share among themselves.
         keys = (request.cache_salt, "deterministic") if request.deterministic else (request.cache_salt,)
         root = root or root_hash(self.info.kv_identity, *keys)
-        room = min(self.info.max_model_len, self.info.kv_capacity_tokens)
         return [
             Sequence(
                 sample,
                 arrival=arrival,
-                max_tokens=min(request.max_tokens, room - len(request.prompt_token_ids)),
+                max_tokens=self._capacity.output_tokens(request),
                 eos_token_ids=self._eos,
                 group=request.request_id if request.n > 1 else None,
                 root=root,
@@ -240,24 +240,6 @@ class EngineCore:
         for one in entering:
             self.scheduler.add(one)
         return named
-
-    def _why_never(self, request: GenerationRequest) -> str | None:
-        prompt = len(request.prompt_token_ids)
-        room = min(self.info.max_model_len, self.info.kv_capacity_tokens)
-        if prompt == 0 or request.max_tokens < 1:
-            return "a request needs at least one prompt token and one output token"
-        if request.n < 1:
-            return f"a request asks for at least one answer, not {request.n}"
-        if request.deterministic and not self.info.deterministic:
-            return f"deterministic needs the back end cpu (engine.attention_backend), not {self.info.attention_backend}"
-        if request.weight <= 0:
-            return f"a tenant's weight is above 0, not {request.weight}"
-        if prompt + 1 > room:
-            return f"the prompt has {prompt} tokens, and the engine holds {room} with at least one output token"
-        budget = self.scheduler.limits.max_tokens_in_batch
-        if self._by_request and prompt > budget:
-            return f"the prompt has {prompt} tokens, and a batch here holds {budget} (batching.max_tokens_in_batch)"
-        return None
 
     def _due_in(self, now: float) -> float | None:
         scheduler, waiting = self.scheduler, self.scheduler.waiting
