@@ -143,6 +143,26 @@ async def test_a_request_whose_place_goes_to_another_tenant_is_a_503_and_costs_n
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "status"), [({"colour": "red"}, 400), ({"prompt": [400]}, 400), ({"max_tokens": 200}, 429)]
+)
+async def test_a_request_that_is_refused_for_what_is_in_it_takes_nobodys_place(
+    folder: Path, fields: dict[str, Any], status: int
+) -> None:
+    """A mistake, or a limit of its own tenant's: it came to a queue that team A fills alone."""
+    hold = asyncio.Event()
+    engine = FakeEngine(folder, [hold, A], stats=EngineStats(running=64))
+    places = {"backpressure": {"max_queued_requests": 2}}
+    async with served(engine, config(places, team_a={}, team_b={"tokens_per_minute": 100})) as server:
+        waiting = [asyncio.create_task(post(server)) for _ in range(2)]
+        await engine.until(lambda engine: len(engine.requests) == 2)
+        refused, _ = await post(server, "team-b", **fields)
+        hold.set()
+        answered = [(await one)[0].status for one in waiting]
+    assert refused.status == status
+    assert answered == [200, 200]
+
+
 async def test_tokens_are_reserved_for_every_answer_that_a_request_may_give(folder: Path) -> None:
     async with served(FakeEngine(folder, [A]), config(team_a={"tokens_per_minute": 40})) as server:
         refused, answer = await post(server, n=4, max_tokens=8)
