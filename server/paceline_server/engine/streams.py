@@ -79,9 +79,7 @@ async def tokens(items: Items, answers: int) -> AsyncIterator[TokenOutput]:
     """What comes for a request, until all its answers have ended; one that is cut has its reader leave before that."""
     started = False
     while True:
-        item = await items.get()
-        if isinstance(item, Exception):
-            raise item
+        item = await _next(items)
         assert isinstance(item, TokenOutput), "a request to generate was answered with vectors"
         if item.finish is FinishReason.TIMEOUT and not started:
             raise DeadlineExceeded("the request's time was over before it could start")
@@ -94,9 +92,7 @@ async def tokens(items: Items, answers: int) -> AsyncIterator[TokenOutput]:
 
 async def embedding(items: Items) -> EmbeddingOutput:
     """The one answer to a request to embed."""
-    item = await items.get()
-    if isinstance(item, Exception):
-        raise item
+    item = await _next(items)
     assert isinstance(item, EmbeddingOutput), "a request to embed was answered with tokens"
     if item.vectors is None:
         raise DeadlineExceeded("the request's timeout was over before all its texts were embedded")
@@ -105,10 +101,15 @@ async def embedding(items: Items) -> EmbeddingOutput:
 
 async def prefix_list(items: Items) -> PrefixList:
     """The one answer to the question for hot prefixes."""
+    item = await _next(items)
+    assert isinstance(item, PrefixList), "the question for prefixes was answered with something else"
+    return item
+
+
+async def _next(items: Items) -> TokenOutput | EmbeddingOutput | PrefixList:
     item = await items.get()
     if isinstance(item, Exception):
         raise item
-    assert isinstance(item, PrefixList), "the question for prefixes was answered with something else"
     return item
 
 
