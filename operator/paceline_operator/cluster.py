@@ -9,6 +9,7 @@ conditions are computed from the same fields wherever a pod runs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,6 +52,8 @@ class Observed:
     events: what was told (core/v1) of pods that wait for something which their status does not tell, such as a volume:
         Warnings, and the Normal ones that tell that a pod got further.
     load: what the pods report; implementations refresh it at most every 15 s, since it ends in status.
+    unseen: of which of these nothing is known because they may not be read, by resource ("pods", "deployments", …), and
+        in the API server's words, which name verb, resource and namespace.
     """
 
     service: Manifest | None
@@ -59,6 +62,7 @@ class Observed:
     pods: tuple[Manifest, ...] = ()
     events: tuple[Manifest, ...] = ()
     load: Load = field(default_factory=Load)
+    unseen: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ NOT_READY: Final = "NotReady"  # a server that was ready is not: it drains, or i
 INVALID_SPEC: Final = "InvalidSpec"  # the operator cannot render this specification; the message has all mistakes
 NAME_CONFLICT: Final = "NameConflict"  # an object that belongs to somebody else has the name of a child
 CHILD_REFUSED: Final = "ChildRefused"  # the API server refused a child, or to delete one
+FORBIDDEN: Final = "Forbidden"  # the operator may not read what it has to; the message has verb, resource, namespace
 NODE_NOT_READY: Final = "NodeNotReady"  # a pod's node does not report any more
 PODS_REFUSED: Final = "PodsRefused"  # the API server refused the Deployment's pods (quota, pod security)
 UNSCHEDULABLE: Final = "Unschedulable"  # no node takes a pod

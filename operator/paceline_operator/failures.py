@@ -7,7 +7,7 @@ the last termination), its conditions (not scheduled, cut off), the events about
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -57,6 +57,12 @@ class _Start:
     def went_silent(self, ended: dict[str, Any]) -> bool:
         """Whether this run was ready, and then not any more for some time before its end."""
         return str(ended.get("startedAt", "")) < self.ready_changed < str(ended.get("finishedAt", ""))
+
+
+def forbidden(refusals: Iterable[str]) -> Failure:
+    """What the operator may not read, in the API server's words, and what to do."""
+    remedy = "give the operator this right again: helm upgrade, or kubectl apply of its install.yaml, restores its role"
+    return Failure(conditions.FORBIDDEN, f"{'; '.join(refusals)}; {remedy}")
 
 
 def failure_of(pod: Manifest, startup_seconds: int, events: Collection[Manifest] = ()) -> Failure | None:

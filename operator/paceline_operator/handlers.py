@@ -7,9 +7,10 @@ operator leaves nothing that hangs. What happened does not matter, only to whom:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
 
 import kopf
@@ -38,6 +39,19 @@ _SERVER_TIMEOUT: Final = 240  # seconds
 _CLIENT_TIMEOUT: Final = 300  # seconds
 _CONNECT_TIMEOUT: Final = 10  # seconds
 _REQUEST_TIMEOUT: Final = 60  # seconds
+_FIRST_DELAYS: Final = (1, 2, 4, 8)  # seconds
+_DELAY: Final = 15  # seconds
+
+
+class _Delays:
+    """Seconds before each repetition of a request, without end.
+
+    At the end of a list kopf ends, and the operator with it: also where a right to watch is missing, which the operator
+    has to tell of in every status, and to outlive.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain(_FIRST_DELAYS, itertools.repeat(_DELAY))
 
 
 async def watch(
@@ -69,7 +83,7 @@ async def watch(
 def _watch_in_thread(registry: Any, namespaces: tuple[str, ...], stop: threading.Event) -> None:
     operator = kopf.operator(
         registry=registry,
-        settings=_settings(),
+        settings=_settings(namespaces),
         clusterwide=not namespaces,
         namespaces=namespaces,
         standalone=True,
@@ -79,7 +93,7 @@ def _watch_in_thread(registry: Any, namespaces: tuple[str, ...], stop: threading
     asyncio.run(operator)
 
 
-def _settings() -> Any:
+def _settings(namespaces: tuple[str, ...]) -> Any:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False  # our events are about transitions, not about kopf's log
     settings.watching.server_timeout = _SERVER_TIMEOUT
@@ -88,7 +102,10 @@ def _settings() -> Any:
     for resource in (_PODS, *_CHILD_RESOURCES):
         # By the API server: a cluster has many objects that are none of ours, and they change all the time.
         settings.watching.label_selectors[resource] = _OURS
+    # Namespaces that are named need not be looked for, and a list of all of them is not for everybody to read.
+    settings.scanning.disabled = bool(namespaces)
     settings.networking.request_timeout = _REQUEST_TIMEOUT
+    settings.networking.error_backoffs = _Delays()
     return settings
 
 

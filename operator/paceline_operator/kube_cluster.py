@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final
@@ -44,6 +44,7 @@ _REPLICA_SETS: Final = "/apis/apps/v1/namespaces/{namespace}/replicasets"
 _PODS: Final = "/api/v1/namespaces/{namespace}/pods"
 _EVENTS: Final = "/api/v1/namespaces/{namespace}/events"
 
+_FORBIDDEN: Final = 403
 _SILENT_PODS: Final = 3  # of how many silently waiting pods events are read: they mostly wait for the same thing
 _EVENT_MESSAGE: Final = 1024  # characters, the API's own limit
 _EVENT_NAME_STEM: Final = 200  # characters of the service's name in an event's name
@@ -63,26 +64,30 @@ class KubeCluster:
         return frozenset(self._index)
 
     async def observe(self, key: Key) -> Observed:
-        """Read the service; and while it is there, its children, its pods and what hinders silently waiting pods."""
+        """Read the service; and while it is there, its children, its pods and what hinders silently waiting pods.
+
+        What of these may not be read is `unseen`. Raises RequestRefused where that is the service itself.
+        """
         service = await self._client.read_object(f"{_collection(_SERVICES, key)}/{key.name}")
         if service is None:
             self._index.discard(key)
             return Observed(None)
         self._index.add(key)
         child = names.child_name(key.name)
-        pods, replica_sets, *children = await asyncio.gather(
-            self._read_pods(key, child),
-            self._read_replica_sets(key, child),
-            *(self._read_children(key, kind, child) for kind in CHILD_COLLECTIONS),
+        unseen: dict[str, str] = {}
+        pods, replica_sets, children = await asyncio.gather(
+            _unless_forbidden(unseen, _PODS, self._read_pods(key, child)),
+            _unless_forbidden(unseen, _REPLICA_SETS, self._read_replica_sets(key, child)),
+            self._read_all_children(key, child, unseen),
         )
-        found = tuple(one for some in children for one in some)
         return Observed(
             service=service,
-            children=(*found, *await self._read_unlabelled(key, found)),
+            children=children,
             replica_sets=replica_sets,
             pods=pods,
-            events=await self._read_events(key, pods),
+            events=await _unless_forbidden(unseen, _EVENTS, self._read_events(key, pods)),
             load=self._read_load(key),
+            unseen=unseen,
         )
 
     async def execute(self, key: Key, plan: Plan) -> None:
@@ -139,6 +144,17 @@ class KubeCluster:
         except PacelineError as error:
             logger.warning("%s: event %s not posted: %s", key, event.reason, error)
 
+    async def _read_all_children(self, key: Key, name: str, unseen: dict[str, str]) -> tuple[Manifest, ...]:
+        found = await asyncio.gather(
+            *(
+                _unless_forbidden(unseen, collection, self._read_children(key, kind, name))
+                for kind, collection in CHILD_COLLECTIONS.items()
+            )
+        )
+        children = tuple(one for some in found for one in some)
+        unlabelled = self._read_unlabelled(key, children)
+        return (*children, *await _unless_forbidden(unseen, CHILD_COLLECTIONS["ConfigMap"], unlabelled))
+
     async def _read_children(self, key: Key, kind: str, name: str) -> tuple[Manifest, ...]:
         """The one object of this name; or the ConfigMaps, which are several and have names of their own, by label."""
         path = _collection(CHILD_COLLECTIONS[kind], key)
@@ -176,6 +192,19 @@ class KubeCluster:
     async def _read_pod_events(self, key: Key, pod: Manifest) -> list[Manifest]:
         selector = f"involvedObject.uid={pod['metadata']['uid']}"
         return await self._client.list_objects(_collection(_EVENTS, key), field_selector=selector)
+
+
+async def _unless_forbidden(
+    unseen: dict[str, str], collection: str, reading: Awaitable[tuple[Manifest, ...]]
+) -> tuple[Manifest, ...]:
+    """What `reading` finds; nothing where the operator has not the right to, which is then noted in `unseen`."""
+    try:
+        return await reading
+    except RequestRefused as refusal:
+        if refusal.status != _FORBIDDEN:
+            raise
+        unseen[collection.rpartition("/")[2]] = str(refusal)
+        return ()
 
 
 def _collection(template: str, key: Key) -> str:

@@ -14,15 +14,16 @@ from paceline_operator.cluster import Action, Apply, Cluster, Key, Manifest, Obs
 from paceline_operator.desired import Desired, render
 from paceline_operator.drift import differs
 from paceline_operator.errors import ChildRefused, InvalidSpec
-from paceline_operator.failures import Failure, is_waiting_silently
+from paceline_operator.failures import Failure, forbidden, is_waiting_silently
 from paceline_operator.leftovers import find_leftovers
 from paceline_operator.ownership import identity, is_alive, is_of_namesake, is_ours
 from paceline_operator.spec import LLMService, parse_service
 from paceline_operator.status import Situation, assess, compute_conditions, render_status
 
-# What a refused child waits for (a quota, a permission), or somebody else's object that has its name, comes and goes
-# without an event about our objects.
+# What a refused child or a forbidden look waits for (a quota, a right), or somebody else's object that has its name,
+# comes and goes without an event about our objects.
 REFUSED_RETRY_SECONDS: Final = 20.0
+_RETRIED: Final = (conditions.NAME_CONFLICT, conditions.FORBIDDEN)
 # A pod that does not leave in time tells nothing of it.
 LEAVING_PODS_SECONDS: Final = 20.0
 # A pod that waits silently changes no status when a warning about it appears.
@@ -51,6 +52,8 @@ def decide(observed: Observed, server_image: str, now: datetime) -> Plan:
     """What to do about what was observed. Nothing at all for a service that is gone or on its way out."""
     if observed.service is None or not is_alive(observed.service):
         return Plan()
+    if blindness := _blindness(observed):
+        return _report(observed, _last_revision(observed), now, blindness)
     try:
         service = parse_service(observed.service)
     except InvalidSpec as error:
@@ -105,9 +108,15 @@ def _look_again_after(situation: Situation) -> float | None:
     """Seconds, where what the service waits for comes without an event."""
     if any(is_waiting_silently(pod) for pod in situation.census.active):
         return SILENT_PODS_SECONDS
-    if situation.failure and situation.failure.reason == conditions.NAME_CONFLICT:
+    if situation.failure and situation.failure.reason in _RETRIED:
         return REFUSED_RETRY_SECONDS
     return LEAVING_PODS_SECONDS if situation.census.leaving else None
+
+
+def _blindness(observed: Observed) -> Failure | None:
+    """What may not be read of that on which decisions rest: a child that is not seen may be there, and be mounted."""
+    refusals = [words for resource, words in observed.unseen.items() if resource != "events"]
+    return forbidden(refusals) if refusals else None
 
 
 def _changes(service: LLMService, desired: Desired, observed: Observed) -> tuple[Action, ...]:

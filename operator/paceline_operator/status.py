@@ -11,7 +11,7 @@ from paceline_operator import conditions as c
 from paceline_operator import names
 from paceline_operator.cluster import Key, Load, Manifest, Observed
 from paceline_operator.conditions import Condition, ConditionType, Truth
-from paceline_operator.failures import Failure, failure_of, is_waiting_for_room
+from paceline_operator.failures import Failure, failure_of, forbidden, is_waiting_for_room
 from paceline_operator.ownership import is_ours
 from paceline_operator.pods import Census, has_started, is_running, labelled_revision, take_census, was_drained
 
@@ -26,6 +26,7 @@ class Situation:
     autoscaling: whether the specification asks for it.
     revision: of the pods that should run; the last one that was rendered while the specification is invalid.
     census: the service's pods.
+    pods_seen: whether the pods could be read; of those that could not, `census` counts none.
     failure: what stands in the way, a blocked reconciliation before a failing pod; None when nothing fails.
     deployment: the child, where it exists and its status is about `revision`.
     hpa: the child with its status, where it exists.
@@ -35,6 +36,7 @@ class Situation:
     autoscaling: bool
     revision: str
     census: Census
+    pods_seen: bool
     failure: Failure | None
     deployment: Manifest | None
     hpa: Manifest | None
@@ -60,7 +62,11 @@ def assess(observed: Observed, revision: str, blocker: Failure | None, now: date
         autoscaling=bool(spec.get("autoscaling")),
         revision=revision,
         census=census,
-        failure=blocker or _pod_failure(census, replicas, startup_seconds, observed) or _refused_pods(deployment),
+        pods_seen="pods" not in observed.unseen,
+        failure=blocker
+        or _pod_failure(census, replicas, startup_seconds, observed)
+        or _refused_pods(deployment)
+        or _unseen_events(observed),
         deployment=deployment,
         hpa=children.get("HorizontalPodAutoscaler"),
     )
@@ -80,8 +86,7 @@ def render_status(
     previous = service.get("status", {}).get("conditions", ())
     status: Manifest = {
         "observedGeneration": generation,
-        "replicas": len(situation.census.active),
-        "readyReplicas": len(situation.census.ready),
+        **_counts(service, situation),
         "selector": names.selector_string(key.name),
         "url": names.service_url(key.namespace, key.name),
         "conditions": c.settle(previous, fresh, generation, now),
@@ -93,6 +98,14 @@ def render_status(
     if load.ttft_p95 is not None:
         status["ttftP95"] = round(load.ttft_p95, _TTFT_DIGITS)
     return status
+
+
+def _counts(service: Manifest, situation: Situation) -> dict[str, int]:
+    """Of pods; as they were last seen where they are not. An HPA, which reads `replicas`, would act on a zero."""
+    if situation.pods_seen:
+        return {"replicas": len(situation.census.active), "readyReplicas": len(situation.census.ready)}
+    stored = service.get("status", {})
+    return {count: stored.get(count, 0) for count in ("replicas", "readyReplicas")}
 
 
 # --- What fails -------------------------------------------------------------------------------------------------------
@@ -124,6 +137,12 @@ def _refused_pods(deployment: Manifest | None) -> Failure | None:
     return Failure(c.PODS_REFUSED, condition.get("message", "pods are refused"))
 
 
+def _unseen_events(observed: Observed) -> Failure | None:
+    """That the events about a pod that waits silently may not be read: nothing else tells what it waits for."""
+    refusal = observed.unseen.get("events")
+    return forbidden([refusal]) if refusal else None
+
+
 # --- Conditions -------------------------------------------------------------------------------------------------------
 
 
@@ -136,7 +155,8 @@ def _ready(situation: Situation) -> Condition:
     if ready:
         return Condition(ConditionType.READY, Truth.TRUE, c.SERVING, count)
     if failure:
-        return Condition(ConditionType.READY, Truth.FALSE, failure.reason, failure.message)
+        truth = Truth.FALSE if situation.pods_seen else Truth.UNKNOWN
+        return Condition(ConditionType.READY, truth, failure.reason, failure.message)
     if not wanted:
         return Condition(ConditionType.READY, Truth.FALSE, c.SCALED_TO_ZERO, "spec.replicas is 0")
     reason, message = _start_of(situation.census)

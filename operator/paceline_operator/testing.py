@@ -73,6 +73,7 @@ class FakeCluster:
         self.events: list[Manifest] = []
         self.load = Load()
         self.refusals: dict[str, str] = {}  # kind → why the API server refuses it
+        self.unseen: dict[str, str] = {}  # resource → why the API server does not show it
         self.executed: list[Action] = []
         self._uids = 0
 
@@ -80,11 +81,16 @@ class FakeCluster:
         """Everything of this key, as copies."""
         observed = Observed(
             service=self.services.get(key),
-            children=tuple(child for (owner, *_), child in self.children.items() if owner == key),
-            replica_sets=tuple(self.replica_sets),
-            pods=tuple(self.pods.get(key, ())),
-            events=tuple(self.events),
+            children=tuple(
+                child
+                for (owner, kind, _), child in self.children.items()
+                if owner == key and f"{kind.lower()}s" not in self.unseen
+            ),
+            replica_sets=() if "replicasets" in self.unseen else tuple(self.replica_sets),
+            pods=() if "pods" in self.unseen else tuple(self.pods.get(key, ())),
+            events=() if "events" in self.unseen else tuple(self.events),
             load=self.load,
+            unseen=self.unseen,
         )
         return copy.deepcopy(observed)
 

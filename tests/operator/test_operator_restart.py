@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -167,29 +168,16 @@ def test_a_new_operator_with_another_default_image_rolls_nothing(
     assert generations == {name: one.get("generation") for name, one in before.items()}
 
 
+@pytest.mark.parametrize("everywhere", [True, False])
 def test_the_rights_in_the_chart_are_enough(
-    api_server: ApiServer, namespace: str, start_operator: StartOperator, tmp_path: Path
+    api_server: ApiServer, namespace: str, start_operator: StartOperator, tmp_path: Path, everywhere: bool
 ) -> None:
     """The operator does its whole work as its own service account, and is refused nothing."""
     kubectl = api_server.kubectl
-    kubectl("create", "serviceaccount", "operator", "-n", namespace)
     empty_lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "paceline-operator"}}
-    rules = [
-        rule
-        for one in yaml.safe_load_all((ROOT / "manifests/install.yaml").read_text())
-        if one and one["kind"] in ("ClusterRole", "Role") and one["metadata"]["name"].endswith("operator")
-        for rule in one["rules"]
-    ]
-    assert rules
-    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": namespace}}
-    kubectl.apply({**role, "rules": rules})
-    account = f"--serviceaccount={namespace}:operator"
-    kubectl("create", "clusterrolebinding", namespace, f"--clusterrole={namespace}", account)
-    token = kubectl("create", "token", "operator", "-n", namespace).strip()
-    kubeconfig = api_server.kubeconfig_for(token, tmp_path / "kubeconfig")
-    try:
+    with service_account(api_server, namespace, tmp_path) as kubeconfig:
         kubectl.apply(empty_lease, namespace=namespace)
-        operator = start_operator(kubeconfig=str(kubeconfig), namespaces=[])
+        operator = start_operator(kubeconfig=str(kubeconfig), namespaces=[] if everywhere else [namespace])
         kubectl.apply(llmservice("demo", autoscaling={"maxReplicas": 2}), namespace=namespace)
         eventually(lambda: observed_by_all(kubectl, namespace, 1) and len(children(kubectl, namespace)) == 3)
         kubectl.apply(llmservice("demo"), namespace=namespace)
@@ -199,6 +187,59 @@ def test_the_rights_in_the_chart_are_enough(
         kubectl("wait", "--for=create", "lease/paceline-operator", "-n", namespace, "--timeout=30s")
         eventually(operator.leads)
         assert f"system:serviceaccount:{namespace}:operator" not in operator.process.log.read_text()  # … cannot …
+
+
+@pytest.mark.parametrize("resource", ["pods", "deployments"])
+def test_a_right_that_is_missing_is_named_in_the_status_until_it_is_there(
+    api_server: ApiServer, world: World, start_operator: StartOperator, tmp_path: Path, resource: str
+) -> None:
+    """Whoever edits the operator's role reads services, not its log."""
+    with service_account(api_server, world.namespace, tmp_path) as kubeconfig:
+        grant(api_server.kubectl, world.namespace, chart_rules(without=resource))
+        operator = start_operator(kubeconfig=str(kubeconfig), namespaces=[])
+        world.apply()
+        eventually(lambda: world.verdict("Degraded") == ("True", "Forbidden"))
+        conditions = {one["type"]: one for one in world.get("llm")["status"]["conditions"]}
+        assert f'resource "{resource}"' in conditions["Degraded"]["message"]
+        assert f'in the namespace "{world.namespace}"' in conditions["Degraded"]["message"]
+        assert conditions["Ready"]["status"] != "True"
+        assert not world.list(CHILDREN)
+        grant(api_server.kubectl, world.namespace, chart_rules())
+        eventually(lambda: world.verdict("Degraded") == ("False", "AsExpected"), seconds=60)
+        world.serve()
+        assert operator.leads()
+
+
+def chart_rules(without: str = "") -> list[dict[str, Any]]:
+    """What the chart allows the operator, but for one resource."""
+    rules = [
+        rule
+        for one in yaml.safe_load_all((ROOT / "manifests/install.yaml").read_text())
+        if one and one["kind"] in ("ClusterRole", "Role") and one["metadata"]["name"].endswith("operator")
+        for rule in one["rules"]
+    ]
+    assert rules
+    left = [{**rule, "resources": [one for one in rule["resources"] if one != without]} for rule in rules]
+    return [rule for rule in left if rule["resources"]]
+
+
+def grant(kubectl: Kubectl, name: str, rules: list[dict[str, Any]]) -> None:
+    """Make this the operator's ClusterRole."""
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}}
+    kubectl.apply({**role, "rules": rules})
+
+
+@contextlib.contextmanager
+def service_account(api_server: ApiServer, namespace: str, folder: Path) -> Iterator[Path]:
+    """The kubeconfig of an account that may do what the chart allows the operator."""
+    kubectl = api_server.kubectl
+    kubectl("create", "serviceaccount", "operator", "-n", namespace)
+    grant(kubectl, namespace, chart_rules())
+    account = f"--serviceaccount={namespace}:operator"
+    kubectl("create", "clusterrolebinding", namespace, f"--clusterrole={namespace}", account)
+    token = kubectl("create", "token", "operator", "-n", namespace).strip()
+    try:
+        yield api_server.kubeconfig_for(token, folder / "kubeconfig")
     finally:
         kubectl("delete", "clusterrole,clusterrolebinding", namespace)
 
