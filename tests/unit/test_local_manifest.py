@@ -146,6 +146,14 @@ def test_what_has_no_meaning_on_one_machine_is_noted_and_not_refused(tmp_path: P
         assert field in notes
 
 
+def test_where_files_stay_on_this_machine_is_noted(tmp_path: Path) -> None:
+    """In a pod they go with it, and nobody has to look after them."""
+    engine = {"tracePath": "/tmp/trace.jsonl", "diskPath": "/tmp/kv", "diskGb": 1, "hostMemoryGb": 1}
+    trace, disk = sorted(manifest.notes(load(tmp_path, service(engine=engine))), reverse=True)
+    assert trace.startswith("spec.engine.tracePath: /tmp/trace.jsonl of this machine")
+    assert disk.startswith("spec.engine.diskPath: /tmp/kv of this machine")
+
+
 HASH = "sha256:" + sha256(b"sk-team-a-0123456789").hexdigest()
 TENANT = {"name": "team-a", "keysFrom": {"secretKeyRef": {"name": "api-keys", "key": "team-a"}}}
 

@@ -72,6 +72,12 @@ def notes(service: Manifest) -> list[str]:
         found.append(f"spec.image: not used, this machine's {container.SERVER} runs")
     if (spec.get("resources") or {}).get("limits", {}).keys() & {"cpu", "memory"}:
         found.append("spec.resources.limits: cpu and memory are not limited on this machine")
+    engine = spec.get("engine") or {}
+    found += [
+        f"spec.engine.{field}: {engine[field]} of this machine, where it stays; in a cluster it is the pod's"
+        for field in ("diskPath", "tracePath")
+        if engine.get(field)
+    ]
     overlay = spec.get("template", {}).get("spec", {})
     ignored = sorted(set(overlay) & container.POD_WITHOUT_MEANING)
     return found + [f"spec.template.spec.{field}: has no meaning on one machine" for field in ignored]
