@@ -49,8 +49,8 @@ class Observed:
     pods: the service's pods of all revisions, terminating ones too, each with `metadata.labels` of its template,
         `metadata.creationTimestamp`, `metadata.deletionTimestamp` while it drains, `status.phase`, `status.conditions`
         (PodScheduled, Ready), `status.containerStatuses` (name, ready, started, restartCount, state, lastState).
-    events: what was told (core/v1) of pods that wait for something which their status does not tell, such as a volume:
-        Warnings, and the Normal ones that tell that a pod got further.
+    events: what was told (core/v1) of pods whose status does not tell all: those that wait for something, such as a
+        volume, or were killed. Warnings, and the Normal ones that tell that a pod got further or is being ended.
     load: what the pods report; implementations refresh it at most every 15 s, since it ends in status.
     unseen: of which of these nothing is known because they may not be read, by resource ("pods", "deployments", …), and
         in the API server's words, which name verb, resource and namespace.

@@ -66,6 +66,7 @@ NO_SPARE_GPU: Final = "NoSpareGPU"  # no node takes a pod, for want of a free GP
 IMAGE_PULL_BACK_OFF: Final = "ImagePullBackOff"  # the image cannot be pulled (first try or back-off alike)
 OOM_KILLED: Final = "OOMKilled"  # the kernel ended the server at its memory limit
 CRASHED: Final = "Crashed"  # the server ended without saying why; the message has its exit code and last lines
+KILLED: Final = "Killed"  # SIGKILL has ended the server, and neither a probe nor its memory limit has sent it
 STARTUP_TIMEOUT: Final = "StartupTimeout"  # the model was not loaded within spec.startupSeconds
 RESTARTED: Final = "Restarted"  # the kubelet ended and restarts a server that stopped answering
 PROGRESS_DEADLINE_EXCEEDED: Final = "ProgressDeadlineExceeded"  # a rollout does not move

@@ -23,7 +23,12 @@ _LAST_WORDS: Final = re.compile(
     r"(?P<reason>(?=[A-Z0-9]*[a-z])[A-Z][a-z0-9]*([A-Z][a-z0-9]*)+): (?P<message>.+)", re.DOTALL
 )
 _BACK_OFF: Final = "CrashLoopBackOff"  # the waiting reason that says nothing itself: the last termination does
-_KILLED: Final = (0, 143, 137)  # exit codes after the kubelet's SIGTERM: of a server that heeds it, and of others
+_SIGKILLED: Final = 137
+_ENDED: Final = (0, 143, _SIGKILLED)  # exit codes after the kubelet's SIGTERM: of a server that heeds it, and of others
+_KILL: Final = (
+    "the server was killed (SIGKILL, exit code 137), neither by a probe nor at a memory limit of its own: its node may "
+    "be out of memory, as the kernel's log tells, or somebody has ended it"
+)
 _IMAGE_REASONS: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
 # What the scheduler and the kubelet tell when a pod gets further: nothing that hindered it before does so any more.
 _STEPS: Final = frozenset({"Scheduled", "Pulling", "Pulled", "Created", "Started"})
@@ -39,15 +44,19 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
-    """What tells a start that took too long from the end of a server that had served.
+class _Record:
+    """What tells the ends of a server apart that have the same exit code. Times as Kubernetes writes them.
 
     budget_seconds: how long a start may take.
-    ready_changed: when the pod last became ready or ceased to be, as Kubernetes writes times.
+    ready_changed: when the pod last became ready or ceased to be.
+    last_told: when something was last told of the pod in an event; empty where nothing was.
+    probe_kills: when the kubelet told that it ends the server because of a probe.
     """
 
     budget_seconds: int
     ready_changed: str
+    last_told: str
+    probe_kills: tuple[str, ...]
 
     def timed_out(self, ended: dict[str, Any]) -> bool:
         """Whether this run took its whole budget and was never ready."""
@@ -57,6 +66,13 @@ class _Start:
     def went_silent(self, ended: dict[str, Any]) -> bool:
         """Whether this run was ready, and then not any more for some time before its end."""
         return str(ended.get("startedAt", "")) < self.ready_changed < str(ended.get("finishedAt", ""))
+
+    def by_probe(self, ended: dict[str, Any]) -> bool | None:
+        """Whether the kubelet ended this run because of a probe; None where events do not reach to its end."""
+        started, finished = ended.get("startedAt", ""), ended.get("finishedAt", "")
+        if any(started <= moment <= finished for moment in self.probe_kills):
+            return True
+        return False if self.last_told >= started else None
 
 
 def forbidden(refusals: Iterable[str]) -> Failure:
@@ -69,7 +85,7 @@ def failure_of(pod: Manifest, startup_seconds: int, events: Collection[Manifest]
     """Why this pod, which is not ready, does not get ready; None while nothing speaks against it."""
     failure = (
         _phase_failure(pod)
-        or _container_failure(pod, startup_seconds)
+        or _container_failure(pod, _record(pod, startup_seconds, events))
         or _scheduling_failure(pod)
         or _node_failure(pod)
         or _warned_failure(pod, events)
@@ -90,10 +106,30 @@ def is_waiting_silently(pod: Manifest) -> bool:
     return any("waiting" in one.get("state", {}) and not hindrance(one) for one in container_statuses(pod))
 
 
-def _container_failure(pod: Manifest, startup_seconds: int) -> Failure | None:
-    start = _Start(startup_seconds, ready_changed_at(pod))
+def needs_events(pod: Manifest) -> bool:
+    """Whether only events tell all of what keeps the pod from serving: what it waits for, or who has killed it."""
+    return is_waiting_silently(pod) or any(
+        state.get("terminated", {}).get("exitCode") == _SIGKILLED
+        for container in container_statuses(pod)
+        if not _has_come_up(container)
+        for state in (container.get("state", {}), container.get("lastState", {}))
+    )
+
+
+def _record(pod: Manifest, startup_seconds: int, events: Collection[Manifest]) -> _Record:
+    about = _about(pod, events)
+    kills = (one for one in about if one.get("reason") == "Killing" and "probe" in one.get("message", ""))
+    return _Record(
+        budget_seconds=startup_seconds,
+        ready_changed=ready_changed_at(pod),
+        last_told=max(map(_event_time, about), default=""),
+        probe_kills=tuple(_event_time(one) for one in kills),
+    )
+
+
+def _container_failure(pod: Manifest, record: _Record) -> Failure | None:
     for container in container_statuses(pod):
-        failure = _one_container(container, start)
+        failure = _one_container(container, record)
         if failure is None:
             continue
         if container["name"] == names.CONTAINER:
@@ -102,17 +138,17 @@ def _container_failure(pod: Manifest, startup_seconds: int) -> Failure | None:
     return None
 
 
-def _one_container(container: dict[str, Any], start: _Start) -> Failure | None:
+def _one_container(container: dict[str, Any], record: _Record) -> Failure | None:
     """What stands against a container now. How it ended before counts until it has come up again."""
     state, reason = container.get("state", {}), hindrance(container)
     if reason and reason != _BACK_OFF:
         return _waiting(reason, state["waiting"])
     if ended := state.get("terminated"):
         is_done = container["name"] != names.CONTAINER and not ended.get("exitCode")
-        return None if is_done else _termination(ended, start)
+        return None if is_done else _termination(ended, record)
     last = container.get("lastState", {}).get("terminated")
     if last and not _has_come_up(container):
-        return _termination(last, start)
+        return _termination(last, record)
     return Failure(conditions.CRASHED, state["waiting"].get("message", "")) if reason and not last else None
 
 
@@ -131,8 +167,8 @@ def _waiting(reason: str, waiting: dict[str, Any]) -> Failure:
     return Failure(reason, waiting.get("message") or reason)
 
 
-def _termination(ended: dict[str, Any], start: _Start) -> Failure | None:
-    """A container that ended: by the kernel, with its own last words, or at the hands of the kubelet.
+def _termination(ended: dict[str, Any], record: _Record) -> Failure | None:
+    """A container that ended: by the kernel, with its own last words, or otherwise.
 
     None for one that was drained: it did what it was asked.
     """
@@ -144,13 +180,26 @@ def _termination(ended: dict[str, Any], start: _Start) -> Failure | None:
         return Failure(conditions.OOM_KILLED, "the server was ended at its memory limit; raise resources.limits.memory")
     if code and (match := _LAST_WORDS.fullmatch(words)):
         return Failure(match["reason"], in_words_of_the_spec(match["message"]))
-    if code in _KILLED and start.timed_out(ended):
-        message = f"not ready within startupSeconds ({start.budget_seconds} s), restarted"
-        return Failure(conditions.STARTUP_TIMEOUT, message)
-    if code == 0 or (code in _KILLED and start.went_silent(ended)):
-        return Failure(conditions.RESTARTED, "the server stopped answering its probes and was restarted")
+    if code in _ENDED and (failure := _ended_by_probe(ended, record)):
+        return failure
     tail = words[-_MESSAGE_LIMIT // 2 :]
-    return Failure(conditions.CRASHED, f"the server ended with exit code {code}" + (f": {tail}" if tail else ""))
+    last_lines = f": {tail}" if tail else ""
+    if code == _SIGKILLED:
+        return Failure(conditions.KILLED, f"{_KILL}{last_lines}")
+    return Failure(conditions.CRASHED, f"the server ended with exit code {code}{last_lines}")
+
+
+def _ended_by_probe(ended: dict[str, Any], record: _Record) -> Failure | None:
+    """A server that the kubelet ended, as far as is known. A SIGKILL that nobody owns up to may be anybody's."""
+    code, by_probe = ended.get("exitCode", 0), record.by_probe(ended)
+    if code == _SIGKILLED and by_probe is False:
+        return None
+    if record.timed_out(ended):
+        message = f"not ready within startupSeconds ({record.budget_seconds} s), restarted"
+        return Failure(conditions.STARTUP_TIMEOUT, message)
+    if code == 0 or by_probe or record.went_silent(ended):
+        return Failure(conditions.RESTARTED, "the server stopped answering its probes and was restarted")
+    return None
 
 
 def _seconds(ended: dict[str, Any]) -> float | None:
@@ -190,7 +239,7 @@ def _warned_failure(pod: Manifest, events: Collection[Manifest]) -> Failure | No
     """The latest warning since its last step about a pod whose containers wait without saying for what."""
     if not is_waiting_silently(pod):
         return None
-    about = [event for event in events if event["involvedObject"].get("uid") == pod["metadata"]["uid"]]
+    about = _about(pod, events)
     step = max((_event_time(event) for event in about if event.get("reason") in _STEPS), default="")
     warnings = (event for event in about if event.get("type") == "Warning" and _event_time(event) > step)
     latest = max(warnings, key=_event_time, default=None)
@@ -198,6 +247,10 @@ def _warned_failure(pod: Manifest, events: Collection[Manifest]) -> Failure | No
         return None
     reason = latest.get("reason") or "Warning"  # whoever writes an event may leave out either
     return Failure(reason, latest.get("message") or reason)
+
+
+def _about(pod: Manifest, events: Collection[Manifest]) -> list[Manifest]:
+    return [event for event in events if event["involvedObject"].get("uid") == pod["metadata"]["uid"]]
 
 
 def _event_time(event: Manifest) -> str:

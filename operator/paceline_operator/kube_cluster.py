@@ -24,7 +24,7 @@ from paceline_operator.cluster import (
 )
 from paceline_operator.conditions import timestamp
 from paceline_operator.errors import ChildRefused, PacelineError, RequestRefused
-from paceline_operator.failures import is_waiting_silently
+from paceline_operator.failures import needs_events
 from paceline_operator.kube import KubeClient
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _PODS: Final = "/api/v1/namespaces/{namespace}/pods"
 _EVENTS: Final = "/api/v1/namespaces/{namespace}/events"
 
 _FORBIDDEN: Final = 403
-_SILENT_PODS: Final = 3  # of how many silently waiting pods events are read: they mostly wait for the same thing
+_UNCLEAR_PODS: Final = 3  # of how many pods events are read: they mostly have the same trouble
 _EVENT_MESSAGE: Final = 1024  # characters, the API's own limit
 _EVENT_NAME_STEM: Final = 200  # characters of the service's name in an event's name
 
@@ -64,7 +64,7 @@ class KubeCluster:
         return frozenset(self._index)
 
     async def observe(self, key: Key) -> Observed:
-        """Read the service; and while it is there, its children, its pods and what hinders silently waiting pods.
+        """Read the service; and while it is there, its children, its pods and the events that tell what hinders these.
 
         What of these may not be read is `unseen`. Raises RequestRefused where that is the service itself.
         """
@@ -185,8 +185,8 @@ class KubeCluster:
         return tuple(pod for pod in pods if _made_by(pod, deployment))
 
     async def _read_events(self, key: Key, pods: Iterable[Manifest]) -> tuple[Manifest, ...]:
-        silent = [pod for pod in pods if is_waiting_silently(pod)][:_SILENT_PODS]
-        found = await asyncio.gather(*(self._read_pod_events(key, pod) for pod in silent))
+        unclear = [pod for pod in pods if needs_events(pod)][:_UNCLEAR_PODS]
+        found = await asyncio.gather(*(self._read_pod_events(key, pod) for pod in unclear))
         return tuple(event for events in found for event in events)
 
     async def _read_pod_events(self, key: Key, pod: Manifest) -> list[Manifest]:

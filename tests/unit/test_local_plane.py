@@ -107,6 +107,7 @@ async def test_a_killed_server_is_restarted_in_the_same_pod(tmp_path: Path) -> N
             os.kill(pid, signal.SIGKILL)
         await world.until(lambda: not world.is_ready())
         assert world.plane.endpoints() == ()
+        await world.until(lambda: world.condition("Ready")[1] == "Killed")
         await world.until(world.is_ready)
         assert world.pods[0]["metadata"]["uid"] == pod["metadata"]["uid"]
         assert world.container()["restartCount"] == 1
@@ -160,7 +161,7 @@ async def test_a_server_that_is_not_ready_within_its_startup_budget_is_restarted
     slow = {"FAKE_PHASE_SECONDS": "60"}
     async with running(fake_service(environment=slow, startupSeconds=20), tmp_path, MACHINE) as world:  # 20 probes
         await world.until(lambda: world.container()["restartCount"] == 1)
-        (event,) = world.plane.store.list("Event")
+        event = next(one for one in world.plane.store.list("Event") if one["reason"] == "Unhealthy")
         assert event["message"].startswith("Startup probe failed: HTTP probe failed with statuscode: 503")
 
 

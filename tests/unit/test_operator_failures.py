@@ -8,7 +8,7 @@ import pytest
 
 from paceline_operator.cluster import Manifest
 from paceline_operator.desired import render
-from paceline_operator.failures import Failure, failure_of
+from paceline_operator.failures import Failure, failure_of, needs_events
 from paceline_operator.spec import parse_service
 from paceline_operator.testing import llmservice, make_pod
 
@@ -143,12 +143,12 @@ def test_a_restart_by_the_liveness_probe_is_not_silent() -> None:
     assert failure.reason == "Restarted"
 
 
-def after(code: int, *, unready_since: str) -> str | None:
+def after(code: int, *, unready_since: str, events: tuple[Manifest, ...] = ()) -> str | None:
     """What is said of a server that ended with this code after three days, in a pod that is not ready since then."""
     times = {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-04T00:00:00Z"}
     pod = make_pod(DEPLOYMENT, lastState=ended(code, **times))
     pod["status"]["conditions"] = [{"type": "Ready", "status": "False", "lastTransitionTime": unready_since}]
-    failure = failure_of(pod, startup_seconds=1800)
+    failure = failure_of(pod, startup_seconds=1800, events=events)
     return failure.reason if failure else None
 
 
@@ -159,9 +159,45 @@ def test_a_server_that_hangs_after_days_has_not_started_too_slowly(code: int) ->
     assert after(code, unready_since="2026-01-01T00:00:00Z") == "StartupTimeout"
 
 
-def test_a_server_that_is_killed_while_it_serves_has_crashed() -> None:
-    """No probe had found anything: the kubelet learns of its end by the end itself."""
-    assert after(137, unready_since="2026-01-04T00:00:01Z") == "Crashed"
+def test_a_server_that_is_killed_while_it_serves_was_killed_by_no_probe() -> None:
+    """None had found anything: the kubelet learns of its end by the end itself."""
+    assert after(137, unready_since="2026-01-04T00:00:01Z") == "Killed"
+
+
+def told(reason: str, message: str, at: str) -> Manifest:
+    """An event about the pod."""
+    about = {"metadata": {}, "involvedObject": {"uid": "uid-of-pod-0"}}
+    return {**about, "type": "Normal", "reason": reason, "message": message, "lastTimestamp": at}
+
+
+@pytest.mark.parametrize("unready_since", ["2026-01-01T00:00:00Z", "2026-01-03T23:59:00Z", "2026-01-04T00:00:01Z"])
+def test_events_tell_a_kill_by_a_probe_from_a_kill_by_anybody_else(unready_since: str) -> None:
+    """Whatever the readiness looked like: a server that drains, or whose engine restarts, can be killed too."""
+    again = told("Started", "Started container server", "2026-01-04T00:00:02Z")
+    long_ago = told("Killing", "Container server failed startup probe, will be restarted", "2025-12-31T23:00:00Z")
+    probe = told("Killing", "Container server failed liveness probe, will be restarted", "2026-01-03T23:59:30Z")
+    assert after(137, unready_since=unready_since, events=(long_ago, again)) == "Killed"
+    assert after(137, unready_since=unready_since, events=(long_ago, probe, again)) != "Killed"
+
+
+def test_events_of_long_ago_tell_nothing_of_who_killed_a_server() -> None:
+    """The API server forgets them after an hour."""
+    scheduled = told("Scheduled", "Successfully assigned", "2025-12-31T00:00:00Z")
+    assert after(137, unready_since="2026-01-03T23:59:00Z", events=(scheduled,)) == "Restarted"
+
+
+def test_a_kill_says_what_it_was_not_and_where_to_look() -> None:
+    failure = read(state=BACK_OFF, lastState=ended(137, "last log line"))
+    assert failure is not None
+    assert "SIGKILL" in failure.message
+    assert failure.message.endswith(": last log line")
+
+
+def test_of_a_pod_that_was_killed_the_events_are_wanted_until_it_has_come_up_again() -> None:
+    assert needs_events(make_pod(DEPLOYMENT, lastState=ended(137)))
+    assert needs_events(make_pod(DEPLOYMENT, state=ended(137)))
+    assert not needs_events(make_pod(DEPLOYMENT, ready=True, lastState=ended(137)))
+    assert not needs_events(make_pod(DEPLOYMENT, lastState=ended(1)))
 
 
 @pytest.mark.parametrize("state", [BACK_OFF, {"running": {}}, {"waiting": {"reason": "ContainerCreating"}}])

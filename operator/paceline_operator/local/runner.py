@@ -112,6 +112,7 @@ class PodRunner:
             log_start, begun = self._log_size(), self._node.clock()
             self._process = await self._start(placement)
             self._update(container=pods_.Running(begun), started=False, ready=False)
+            self._tell("Normal", "Started", f"Started container {names.CONTAINER}")
             code = await self._watch(self._process)
             self._process = None
             ended = pods_.Terminated(code, self._termination_message(code, log_start), begun, self._node.clock())
@@ -154,16 +155,15 @@ class PodRunner:
     def _report(self, error: CannotStart) -> None:
         if error.reason == volumes.FAILED_MOUNT:
             self._update(container=pods_.Waiting("ContainerCreating"))
-            self._warn(error.reason, error.message)
+            known = self._store.get("Event", self._event_name(error.reason))
+            if known is None or known["message"] != error.message:
+                self._tell("Warning", error.reason, error.message)
         else:
             self._update(container=pods_.Waiting(error.reason, error.message))
 
-    def _warn(self, reason: str, message: str) -> None:
-        """Tell in an event what the pod's status has no place for; one event for each reason."""
+    def _tell(self, kind: str, reason: str, message: str) -> None:
+        """Tell in an event what the pod's status has no place for; of each reason the last one is kept."""
         name, metadata = self._event_name(reason), self._pod["metadata"]
-        known = self._store.get("Event", name)
-        if known and known["message"] == message:
-            return
         self._store.remove("Event", name)
         about = {"apiVersion": "v1", "kind": "Pod", "name": self._name, "uid": metadata["uid"]}
         self._store.apply(
@@ -172,7 +172,7 @@ class PodRunner:
                 "kind": "Event",
                 "metadata": {"name": name, "namespace": metadata["namespace"], "ownerReferences": [about]},
                 "involvedObject": about,
-                "type": "Warning",
+                "type": kind,
                 "reason": reason,
                 "message": message,
                 "lastTimestamp": timestamp(self._node.clock()),
@@ -188,7 +188,8 @@ class PodRunner:
         if isinstance(outcome, int):
             return outcome
         self._update(ready=False)
-        self._warn("Unhealthy", outcome)
+        self._tell("Warning", "Unhealthy", outcome)
+        self._tell("Normal", "Killing", f"Container {names.CONTAINER} failed a probe, will be restarted")
         return await process.stop(self._grace_seconds)
 
     async def _probe(self) -> str:
