@@ -49,7 +49,7 @@ def eventually(check: Callable[[], object], seconds: float = 60) -> None:
 class Server:
     """A model server's /metrics, with the numbers that a test wants."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self.waiting = self.running = 0
         self.first_tokens: list[float] = []  # seconds each
         self.broken = False
@@ -64,7 +64,7 @@ class Server:
             def log_message(self, *_: object) -> None:
                 """Keep quiet."""
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http = ThreadingHTTPServer((host, port), Handler)
         self.port = self._http.server_port
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
 

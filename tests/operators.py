@@ -122,7 +122,7 @@ class World:
         pods = [pod for pod in self.list("pods") if "deletionTimestamp" not in pod["metadata"]]
         return max(pods, key=lambda pod: pod["metadata"]["creationTimestamp"])
 
-    def report(self, pod: dict[str, Any], *, ready: bool = False, **container: Any) -> None:
+    def report(self, pod: dict[str, Any], *, ready: bool = False, address: str = "", **container: Any) -> None:
         """What the kubelet says of a pod."""
         running = {"name": "server", "image": "i", "imageID": "", "ready": ready, "restartCount": 0}
         state = {"started": ready, "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
@@ -130,6 +130,7 @@ class World:
             "phase": "Running",
             "conditions": [{"type": kind, "status": str(ready)} for kind in ("Ready", "ContainersReady")],
             "containerStatuses": [{**running, **state, **container}],
+            **({"podIP": address} if address else {}),
         }
         name = pod["metadata"]["name"]
         patch = ("--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))

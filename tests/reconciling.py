@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline_operator.cluster import Apply, EmitEvent, Key, Manifest
+from paceline_operator.cluster import Apply, Cluster, EmitEvent, Key, Manifest, Plan
 from paceline_operator.reconcile import reconcile
 from paceline_operator.testing import NOW, FakeCluster, llmservice, make_pod
 
@@ -54,6 +54,27 @@ class Stage:
     def verdict(self, kind: str = "Ready") -> tuple[str, str]:
         """Status and reason of a condition."""
         return self.condition(kind)["status"], self.condition(kind)["reason"]
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing catches it."""
+
+
+class Mortal:
+    """A cluster to which somebody writes who is killed after so many writes."""
+
+    def __init__(self, cluster: Cluster, writes: int) -> None:
+        self.observe = cluster.observe
+        self._cluster = cluster
+        self.left = writes
+
+    async def execute(self, key: Key, plan: Plan) -> None:
+        """Carry the plan out, as far as life goes."""
+        for action in plan.actions:
+            if not self.left:
+                raise Killed
+            self.left -= 1
+            await self._cluster.execute(key, Plan((action,)))
 
 
 async def serving(**spec: Any) -> Stage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from cluster.api_server import ApiServer
 from operators import World, eventually
+from reconciling import Killed, Mortal
 
 from paceline_operator.cluster import Apply, Delete, Key, Manifest, PatchStatus, Plan
 from paceline_operator.desired import render
@@ -18,7 +20,7 @@ from paceline_operator.kube import KubeClient, NamespacedSource
 from paceline_operator.kube_cluster import KubeCluster
 from paceline_operator.reconcile import decide, reconcile
 from paceline_operator.spec import parse_service
-from paceline_operator.testing import NOW
+from paceline_operator.testing import NOW, llmservice
 
 IMAGE = "registry.example/server:1"
 
@@ -75,6 +77,38 @@ async def test_a_field_that_is_no_longer_meant_goes_away(api_server: ApiServer, 
     api_server.kubectl("patch", "llm", "demo", "-n", key.namespace, "--type=merge", "-p", nothing)
     await reconcile(cluster, key, IMAGE)
     assert "HF_TOKEN" not in str(api_server.kubectl.get("deployment", "demo", "-n", key.namespace)["spec"])
+
+
+async def test_an_operator_that_is_killed_after_any_of_its_writes_is_continued_to_the_same_end(
+    api_server: ApiServer, cluster: KubeCluster, crd: None
+) -> None:
+    ends, left = [], 0
+    while not left:
+        with api_server.namespace() as namespace:
+            key = Key(namespace, "demo")
+            service = llmservice(key.name, namespace, autoscaling={"maxReplicas": 3})
+            service["metadata"] = {"name": key.name}
+            api_server.kubectl.apply(service, namespace=namespace)
+            mortal = Mortal(cluster, writes=len(ends))
+            with contextlib.suppress(Killed):
+                await reconcile(mortal, key, IMAGE)
+            left = mortal.left
+            await reconcile(cluster, key, IMAGE)
+            ends.append(_meant(api_server, key))
+    assert len(ends) > 6
+    assert ends == ends[:1] * len(ends)
+
+
+def _meant(api_server: ApiServer, key: Key) -> dict[str, Any]:
+    """Everything that the operator makes of a service, but for what the API server adds of its own accord."""
+    kinds, ours = "deployment,service,configmap,pdb,hpa", "app.kubernetes.io/managed-by=paceline"
+    children = api_server.kubectl.get(kinds, "-n", key.namespace, "-l", ours)["items"]
+    made = {f"{one['kind']}/{one['metadata']['name']}": one.get("data") or one["spec"] for one in children}
+    for spec in made.values():
+        for given in ("clusterIP", "clusterIPs"):
+            spec.pop(given, None)
+    conditions = api_server.kubectl.get("llm", key.name, "-n", key.namespace)["status"]["conditions"]
+    return made | {one["type"]: one["status"] for one in conditions if one["type"] in ("Ready", "Degraded")}
 
 
 async def test_an_object_that_appeared_meanwhile_is_not_overwritten(
