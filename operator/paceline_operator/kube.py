@@ -170,28 +170,31 @@ class KubeClient:
         content_type: str = _JSON,
     ) -> Manifest | None:
         """One request. None for 404."""
-        headers = {"Accept": _JSON, "Content-Type": content_type}
+        status, text = await self._call(method, path, body, query or {}, content_type)
+        if status == 404:
+            return None
+        if status >= 400:
+            raise _error(status, text, f"{method} {path}", decides=content_type == _APPLY or method == "DELETE")
+        answer: Manifest = json.loads(text)
+        return answer
+
+    async def _call(
+        self, method: str, path: str, body: Manifest | None, query: Mapping[str, str], content_type: str
+    ) -> tuple[int, bytes]:
+        """Status and text of the answer, whatever they are."""
         try:
             serialized = await self._api.param_serialize(
                 method,
                 path,
-                query_params=list((query or {}).items()),
-                header_params=headers,
+                query_params=list(query.items()),
+                header_params={"Accept": _JSON, "Content-Type": content_type},
                 body=body,
                 auth_settings=["BearerToken"],
             )
             response = await self._api.call_api(*serialized, _request_timeout=_TIMEOUT)
-            text: bytes = await response.read()
+            return response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError, asyncio.IncompleteReadError) as error:
             raise ClusterUnavailable(f"{method} {path}: {type(error).__name__} {error}") from error
-        if response.status == 404:
-            return None
-        if response.status >= 400:
-            raise _error(
-                response.status, text, f"{method} {path}", decides=content_type == _APPLY or method == "DELETE"
-            )
-        answer: Manifest = json.loads(text)
-        return answer
 
 
 class NamespacedSource:
