@@ -19,6 +19,7 @@ from paceline_operator import names
 from paceline_operator.cluster import Key
 from paceline_operator.errors import ClusterUnavailable
 from paceline_operator.kube import Credentials
+from paceline_operator.ownership import controller
 
 # kopf logs every event that it hands over; what we do about them is ours to log.
 logging.getLogger("kopf.objects").setLevel(logging.WARNING)
@@ -114,25 +115,17 @@ def _registry(enqueue: Callable[[Key], None], login: Callable[[], Awaitable[Cred
     registry = kopf.OperatorRegistry()
 
     async def log_in(**_: Any) -> Any:
-        credentials = await login()
-        return kopf.ConnectionInfo(
-            server=credentials.server,
-            ca_path=credentials.authority,
-            token=credentials.token,
-            certificate_path=credentials.certificate,
-            private_key_path=credentials.private_key,
-            insecure=credentials.insecure,
-        )
+        return _connection(await login())
 
     async def service_changed(namespace: str, name: str, **_: Any) -> None:
         enqueue(Key(namespace, name))
 
     async def child_changed(body: Mapping[str, Any], **_: Any) -> None:
-        if key := owner_key(body["metadata"]):
+        if key := _owner_key(body):
             enqueue(key)
 
     async def pod_changed(body: Mapping[str, Any], **_: Any) -> None:
-        if key := pod_key(body["metadata"]):
+        if key := _pod_key(body):
             enqueue(key)
 
     kopf.on.login(registry=registry)(log_in)
@@ -143,15 +136,25 @@ def _registry(enqueue: Callable[[Key], None], login: Callable[[], Awaitable[Cred
     return registry
 
 
-def owner_key(metadata: Mapping[str, Any]) -> Key | None:
+def _connection(credentials: Credentials) -> Any:
+    return kopf.ConnectionInfo(
+        server=credentials.server,
+        ca_path=credentials.authority,
+        token=credentials.token,
+        certificate_path=credentials.certificate,
+        private_key_path=credentials.private_key,
+        insecure=credentials.insecure,
+    )
+
+
+def _owner_key(child: Mapping[str, Any]) -> Key | None:
     """The service that a child belongs to, whichever of its incarnations."""
-    for owner in metadata.get("ownerReferences", ()):
-        if owner.get("controller") and (owner["apiVersion"], owner["kind"]) == (names.API_VERSION, names.KIND):
-            return Key(metadata["namespace"], owner["name"])
-    return None
+    owner = controller(child)
+    is_service = (owner.get("apiVersion"), owner.get("kind")) == (names.API_VERSION, names.KIND)
+    return Key(child["metadata"]["namespace"], owner["name"]) if is_service else None
 
 
-def pod_key(metadata: Mapping[str, Any]) -> Key | None:
+def _pod_key(pod: Mapping[str, Any]) -> Key | None:
     """The service that a pod says to belong to: its name may be longer than a label can carry."""
-    name = metadata.get("annotations", {}).get(names.ANNOTATION_SERVICE)
-    return Key(metadata["namespace"], name) if name else None
+    name = pod["metadata"].get("annotations", {}).get(names.ANNOTATION_SERVICE)
+    return Key(pod["metadata"]["namespace"], name) if name else None

@@ -26,6 +26,7 @@ from paceline_operator.conditions import timestamp
 from paceline_operator.errors import ChildRefused, PacelineError, RequestRefused
 from paceline_operator.failures import needs_events
 from paceline_operator.kube import KubeClient
+from paceline_operator.ownership import controller
 
 logger = logging.getLogger(__name__)
 
@@ -176,13 +177,13 @@ class KubeCluster:
     async def _read_replica_sets(self, key: Key, deployment: str) -> tuple[Manifest, ...]:
         selector = names.selector_string(key.name)
         found = await self._client.list_objects(_collection(_REPLICA_SETS, key), selector, fresh=True)
-        return tuple(one for one in found if _is_controlled_by(one, "Deployment", deployment))
+        return tuple(one for one in found if _is_replica_set_of(one, deployment))
 
     async def _read_pods(self, key: Key, deployment: str) -> tuple[Manifest, ...]:
         """Pods with the service's label that its Deployment's ReplicaSets made; a label alone anybody can set."""
         selector = names.selector_string(key.name)
         pods = await self._client.list_objects(_collection(_PODS, key), selector, fresh=True)
-        return tuple(pod for pod in pods if _made_by(pod, deployment))
+        return tuple(pod for pod in pods if _is_pod_of(pod, deployment))
 
     async def _read_events(self, key: Key, pods: Iterable[Manifest]) -> tuple[Manifest, ...]:
         unclear = [pod for pod in pods if needs_events(pod)][:_UNCLEAR_PODS]
@@ -217,17 +218,14 @@ def _mounted_configurations(deployment: Manifest) -> Iterator[str]:
             yield volume["configMap"]["name"]
 
 
-def _is_controlled_by(manifest: Manifest, kind: str, name: str) -> bool:
-    owners = manifest["metadata"].get("ownerReferences", ())
-    return any(owner.get("controller") and (owner["kind"], owner["name"]) == (kind, name) for owner in owners)
+def _is_replica_set_of(manifest: Manifest, deployment: str) -> bool:
+    owner = controller(manifest)
+    return (owner.get("kind"), owner.get("name")) == ("Deployment", deployment)
 
 
-def _made_by(pod: Manifest, deployment: str) -> bool:
-    owners = pod["metadata"].get("ownerReferences", ())
-    return any(
-        owner.get("controller") and owner["kind"] == "ReplicaSet" and owner["name"].rpartition("-")[0] == deployment
-        for owner in owners
-    )
+def _is_pod_of(manifest: Manifest, deployment: str) -> bool:
+    owner = controller(manifest)
+    return owner.get("kind") == "ReplicaSet" and owner["name"].rpartition("-")[0] == deployment
 
 
 def _event(key: Key, event: EmitEvent, now: datetime) -> Manifest:

@@ -1,6 +1,9 @@
-"""Which object is which, whose it is, and whether it stays. Pure; used by `reconcile` and `leftovers`."""
+"""Which object is which, whose it is, and whether it stays. Pure; used wherever objects are told apart."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from paceline_operator import names
 from paceline_operator.cluster import Manifest
@@ -16,16 +19,18 @@ def is_alive(manifest: Manifest) -> bool:
     return not manifest["metadata"].get("deletionTimestamp")
 
 
+def controller(manifest: Mapping[str, Any]) -> Manifest:
+    """The owner that controls it, of which there is one at most; empty where nothing does."""
+    owners = manifest["metadata"].get("ownerReferences", ())
+    return next((owner for owner in owners if owner.get("controller")), {})
+
+
 def is_ours(child: Manifest, uid: str) -> bool:
     """Whether the LLMService of this uid controls it."""
-    owners = child["metadata"].get("ownerReferences", ())
-    return any(owner.get("controller") and owner["uid"] == uid for owner in owners)
+    return controller(child).get("uid") == uid
 
 
 def is_of_namesake(child: Manifest, name: str) -> bool:
     """Whether an LLMService of this name controls it. If that is another one by now, it is garbage on its way out."""
-    owners = child["metadata"].get("ownerReferences", ())
-    ours = (names.API_VERSION, names.KIND, name)
-    return any(
-        owner.get("controller") and (owner["apiVersion"], owner["kind"], owner["name"]) == ours for owner in owners
-    )
+    owner = controller(child)
+    return (owner.get("apiVersion"), owner.get("kind"), owner.get("name")) == (names.API_VERSION, names.KIND, name)

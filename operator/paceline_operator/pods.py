@@ -149,9 +149,9 @@ def hindrance(container: Manifest) -> str | None:
     return None if not reason or reason in _PASSING_REASONS else reason
 
 
-def condition_of(pod: Manifest, kind: str) -> Manifest:
-    """The pod's condition of this type; empty where it has none."""
-    conditions = pod.get("status", {}).get("conditions", ())
+def condition_of(manifest: Manifest, kind: str) -> Manifest:
+    """The object's condition of this type, a pod's mostly; empty where it has none."""
+    conditions = manifest.get("status", {}).get("conditions", ())
     return next((condition for condition in conditions if condition["type"] == kind), {})
 
 

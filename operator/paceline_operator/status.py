@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from paceline_operator import conditions as c
 from paceline_operator import names
@@ -13,7 +12,15 @@ from paceline_operator.cluster import Key, Load, Manifest, Observed
 from paceline_operator.conditions import Condition, ConditionType, Truth
 from paceline_operator.failures import Failure, failure_of, forbidden, is_waiting_for_room
 from paceline_operator.ownership import is_ours
-from paceline_operator.pods import Census, has_started, is_running, labelled_revision, take_census, was_drained
+from paceline_operator.pods import (
+    Census,
+    condition_of,
+    has_started,
+    is_running,
+    labelled_revision,
+    take_census,
+    was_drained,
+)
 
 _TTFT_DIGITS: Final = 3  # milliseconds
 
@@ -131,7 +138,7 @@ def _answering(deployment: Manifest | None, revision: str) -> Manifest | None:
 
 def _refused_pods(deployment: Manifest | None) -> Failure | None:
     """The API server's refusal of the Deployment's pods, such as an exhausted quota."""
-    condition = _condition(deployment, "ReplicaFailure")
+    condition = condition_of(deployment or {}, "ReplicaFailure")
     if condition.get("status") != "True":
         return None
     return Failure(c.PODS_REFUSED, condition.get("message", "pods are refused"))
@@ -184,7 +191,7 @@ def _progressing(situation: Situation) -> Condition:
         return Condition(ConditionType.PROGRESSING, Truth.FALSE, c.UP_TO_DATE, count)
     if failure:
         return Condition(ConditionType.PROGRESSING, Truth.FALSE, failure.reason, failure.message)
-    stuck = _condition(situation.deployment, "Progressing")
+    stuck = condition_of(situation.deployment or {}, "Progressing")
     if stuck.get("status") == "False":
         reason = stuck.get("reason", c.PROGRESS_DEADLINE_EXCEEDED)
         return Condition(ConditionType.PROGRESSING, Truth.FALSE, reason, stuck.get("message", count))
@@ -206,18 +213,13 @@ def _scaling_ready(situation: Situation) -> Condition:
     if not situation.autoscaling:
         message = "spec.autoscaling is not set: spec.replicas is up to you"
         return Condition(ConditionType.SCALING_READY, Truth.FALSE, c.AUTOSCALING_OFF, message)
-    able, active = (_condition(situation.hpa, kind) for kind in ("AbleToScale", "ScalingActive"))
+    able, active = (condition_of(situation.hpa or {}, kind) for kind in ("AbleToScale", "ScalingActive"))
     telling = active if able.get("status") == "True" else able
     if not telling:
         message = "the HorizontalPodAutoscaler has not reported yet"
         return Condition(ConditionType.SCALING_READY, Truth.UNKNOWN, c.WAITING_FOR_HPA, message)
     truth = Truth(telling["status"])
     return Condition(ConditionType.SCALING_READY, truth, telling["reason"], telling.get("message", ""))
-
-
-def _condition(child: Manifest | None, kind: str) -> Mapping[str, Any]:
-    conditions = (child or {}).get("status", {}).get("conditions", ())
-    return next((condition for condition in conditions if condition["type"] == kind), {})
 
 
 def _number(value: object, otherwise: int) -> int:
