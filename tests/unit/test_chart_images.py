@@ -91,6 +91,17 @@ def test_the_build_context_holds_the_packages_and_nothing_that_is_made_from_them
 
 
 @pytest.mark.parametrize("dockerfile", PACKAGES)
+def test_every_base_image_can_be_replaced_and_has_a_default_with_its_registry(dockerfile: str) -> None:
+    """Where Docker Hub cannot be reached it is a mirror's; podman and buildah ask which registry a bare name is of."""
+    first_from = [word for word, _ in instructions(dockerfile)].index("FROM")
+    defaults = dict(rest.split("=") for word, rest in instructions(dockerfile)[:first_from] if word == "ARG")
+    bases = [rest.split()[0] for word, rest in instructions(dockerfile) if word == "FROM"]
+    assert {base.removeprefix("$") for base in bases} == set(defaults)
+    assert all(image.startswith("docker.io/library/python:") for image in defaults.values())
+    assert len({image.replace("-slim", "") for image in defaults.values()}) == 1, "an environment is of one Python"
+
+
+@pytest.mark.parametrize("dockerfile", PACKAGES)
 def test_every_copy_between_stages_is_of_a_stage_and_path_that_exist(dockerfile: str) -> None:
     stages = {rest.split(" AS ")[1] for word, rest in instructions(dockerfile) if word == "FROM" and " AS " in rest}
     text = (ROOT / dockerfile).read_text()
@@ -172,25 +183,47 @@ def test_a_dockerfile_passes_the_linter(dockerfile: str) -> None:
 
 
 def run_step(wanted: str, program: str, variant: str, folder: Path) -> tuple[int, str]:
-    """Run the step of Dockerfile.server that has these words, `program` replaced by an echo: exit code and output."""
+    """Run the step of Dockerfile.server that has these words in `folder`, `program` replaced by an echo.
+
+    Returns:
+        Exit code and output.
+    """
     (step,) = [rest for word, rest in instructions("Dockerfile.server") if word == "RUN" and wanted in rest]
+    programs = folder / "programs"
+    programs.mkdir(exist_ok=True)
     for name, body in ((program, 'echo "$@"'), ("rm", "")):
-        path = folder / name
+        path = programs / name
         path.write_text(f"#!/bin/sh\n{body}\n")
         path.chmod(0o755)
-    environment = {"PATH": str(folder), "VARIANT": variant, "TORCH_CPU_INDEX": "INDEX"}
-    done = subprocess.run(["/bin/sh", "-c", step], env=environment, capture_output=True, text=True, check=False)
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "VARIANT": variant, "TORCH_CPU_INDEX": "INDEX"}
+    done = subprocess.run(
+        ["/bin/sh", "-c", step], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     return done.returncode, done.stdout.strip()
 
 
 def test_the_server_image_refuses_a_variant_that_it_does_not_know(tmp_path: Path) -> None:
     """The case in the Dockerfile is run by a shell, with pip replaced by an echo."""
+    (tmp_path / "constraints.txt").touch()
     said = {variant: run_step("pip install", "pip", variant, tmp_path) for variant in ("cuda", "cpu", "rocm")}
     assert said == {
         "cuda": (0, "install --no-cache-dir --constraint constraints.txt ./server"),
         "cpu": (0, "install --no-cache-dir --constraint constraints.txt --extra-index-url INDEX ./server"),
         "rocm": (1, ""),
     }
+
+
+def test_the_server_image_for_cpus_takes_no_other_build_of_pytorch(tmp_path: Path) -> None:
+    """Of an index that cannot be reached pip only warns, and PyPI has the CUDA build of the same version."""
+    constraints = tmp_path / "constraints.txt"
+    shutil.copy(ROOT / "constraints.txt", constraints)
+    run_step("pip install", "pip", "cuda", tmp_path)
+    before = constraints.read_text().splitlines()
+    run_step("pip install", "pip", "cpu", tmp_path)
+    changed = [(old, new) for old, new in zip(before, constraints.read_text().splitlines(), strict=True) if old != new]
+    ((torch, cpu_build),) = changed
+    assert torch.startswith("torch==")
+    assert cpu_build == f"{torch}+cpu"
 
 
 def test_the_server_image_for_gpus_has_the_compiler_that_triton_asks_for(tmp_path: Path) -> None:
