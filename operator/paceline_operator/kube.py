@@ -76,7 +76,10 @@ class KubeClient:
             else:
                 await config.load_kube_config(kubeconfig, client_configuration=configuration)
         except (config.ConfigException, OSError) as error:
-            raise ClusterUnavailable(f"no credentials for a cluster: {error}") from error
+            raise ClusterUnavailable(
+                f"no credentials for a cluster ({error}): run this in a pod of the chart, or name a kubeconfig with "
+                "--kubeconfig or KUBECONFIG"
+            ) from error
         return cls(configuration)
 
     async def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,12 @@ async def answering(status: int, text: str) -> AsyncIterator[KubeClient]:
     app.router.add_route("*", "/{path:.*}", answer)
     async with TestServer(app) as server, KubeClient(client.Configuration(host=str(server.make_url("")))) as kube:
         yield kube
+
+
+async def test_where_there_are_no_credentials_it_is_said_where_they_come_from(tmp_path: Path) -> None:
+    """What `docker run` of the operator's image prints."""
+    with pytest.raises(ClusterUnavailable, match=r"in a pod of the chart, .* --kubeconfig or KUBECONFIG"):
+        await KubeClient.connect(str(tmp_path / "nowhere"))
 
 
 async def apply_error(status: int, text: str) -> PacelineError:

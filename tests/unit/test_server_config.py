@@ -135,6 +135,12 @@ def test_no_number_is_infinite(path, value):
         parse(data)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(InvalidConfiguration, match="cannot read"):
+def test_a_file_that_is_not_there_is_named_and_how_to_name_another(tmp_path):
+    """What `docker run` of the server's image prints when nothing is mounted."""
+    with pytest.raises(InvalidConfiguration, match=r"cannot read .*/nowhere\.yaml: .* --config .* mounted"):
         load(tmp_path / "nowhere.yaml")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(InvalidConfiguration, match=f"cannot read {tmp_path}: .*[Dd]irectory"):
+        load(tmp_path)

@@ -232,6 +232,11 @@ def load(path: Path, overrides: Mapping[tuple[str, str], Any] | None = None) -> 
     """
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+    except FileNotFoundError:
+        raise InvalidConfiguration(
+            f"cannot read {path}: there is no such file. --config names the configuration; in a container it has to be "
+            "mounted (docs/reference/settings.md has its keys)"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfiguration(f"cannot read {path}: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # PyYAML lets what dates and int() say pass
