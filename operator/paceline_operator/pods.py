@@ -155,6 +155,12 @@ def condition_of(manifest: Manifest, kind: str) -> Manifest:
     return next((condition for condition in conditions if condition["type"] == kind), {})
 
 
+def event_time(event: Manifest) -> str:
+    """When an event was told last, as Kubernetes writes times."""
+    created = event["metadata"].get("creationTimestamp")
+    return event.get("lastTimestamp") or event.get("eventTime") or created or ""
+
+
 def _is_leaving(pod: Manifest, now: datetime) -> bool:
     if is_alive(pod) or has_ended(pod):
         return False

@@ -14,7 +14,8 @@ from paceline_operator.cluster import Action, Apply, Cluster, Key, Manifest, Obs
 from paceline_operator.desired import Desired, render
 from paceline_operator.drift import differs
 from paceline_operator.errors import ChildRefused, InvalidSpec
-from paceline_operator.failures import Failure, forbidden, is_waiting_silently
+from paceline_operator.failure import Failure, forbidden
+from paceline_operator.failures import is_waiting_silently
 from paceline_operator.leftovers import find_leftovers
 from paceline_operator.ownership import identity, is_alive, is_of_namesake, is_ours
 from paceline_operator.spec import LLMService, parse_service

@@ -10,7 +10,8 @@ from paceline_operator import conditions as c
 from paceline_operator import names
 from paceline_operator.cluster import Key, Load, Manifest, Observed
 from paceline_operator.conditions import Condition, ConditionType, Truth
-from paceline_operator.failures import Failure, failure_of, forbidden, is_waiting_for_room
+from paceline_operator.failure import Failure, forbidden
+from paceline_operator.failures import failure_of, is_waiting_for_room
 from paceline_operator.ownership import is_ours
 from paceline_operator.pods import (
     Census,

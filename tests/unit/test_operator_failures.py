@@ -8,7 +8,8 @@ import pytest
 
 from paceline_operator.cluster import Manifest
 from paceline_operator.desired import render
-from paceline_operator.failures import Failure, failure_of, needs_events
+from paceline_operator.failure import Failure
+from paceline_operator.failures import failure_of, needs_events
 from paceline_operator.spec import parse_service
 from paceline_operator.testing import llmservice, make_pod
 

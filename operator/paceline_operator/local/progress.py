@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import TextIO
 
 from paceline_operator.cluster import Manifest
 from paceline_operator.local.startup import START_PROCESS
 from paceline_operator.local.state import Phase, Snapshot, Start
-from paceline_operator.pods import is_ready, is_running, restart_count, was_drained
+from paceline_operator.pods import condition_of, is_ready, is_running, restart_count, was_drained
 
 _LABELS = {
     START_PROCESS: "start server",
@@ -83,8 +83,7 @@ def current(snapshot: Snapshot) -> str | None:
 
 def condition(snapshot: Snapshot, kind: str) -> Manifest:
     """A condition of the service; empty when it has none of this kind."""
-    conditions: list[dict[str, Any]] = snapshot.service.get("status", {}).get("conditions", [])
-    return next((found for found in conditions if found["type"] == kind), {})
+    return condition_of(snapshot.service, kind)
 
 
 def _line(phase: Phase) -> str:
