@@ -207,7 +207,7 @@ def test_a_mistake_inside_a_field_is_named_by_its_whole_path(fields: dict[str, A
     ("part", "place", "says", "code"),
     [
         *[
-            ({"type": kind, kind: {}}, ".type", f"{kind} is not supported: only text is", "unsupported_value")
+            ({"type": kind, kind: {}}, ".type", f"{kind} is not supported; only text is: ", "unsupported_value")
             for kind in ("image_url", "input_audio", "file", "refusal", "video_url", "input_text", "input_image", "")
         ],
         ({"type": "x" * 5_000_000}, ".type", "is not supported", "unsupported_value"),
@@ -217,7 +217,7 @@ def test_a_mistake_inside_a_field_is_named_by_its_whole_path(fields: dict[str, A
         ({"type": "text", "text": ["x"]}, ".text", "must be a string", "invalid_value"),
         ({"type": "text", "text": "x", "cache_control": {}}, ".cache_control", "is not a known field",
          "unknown_parameter"),
-        ("x", "", 'must be an object, {"type": "text", "text": …}', "invalid_value"),
+        ("x", "", 'must be an object: {"type": "text", "text": "..."}', "invalid_value"),
         (None, "", "must be an object", "invalid_value"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 from paceline_server.gateway.fields import mistake
 
 _SHOWN_CHARS = 40
-_PART = '{"type": "text", "text": …}'
+_PART = '{"type": "text", "text": "..."}'
 
 
 def message_text(value: Any) -> str | None:
@@ -21,11 +21,11 @@ def message_text(value: Any) -> str | None:
 
 def _part_text(part: Any, index: int) -> str:
     if not isinstance(part, dict):
-        raise mistake(f"must be an object, {_PART}", index)
+        raise mistake(f"must be an object: {_PART}", index)
     kind = _string(part, "type", index)
     if kind != "text":
         shown = kind[:_SHOWN_CHARS]
-        raise mistake(f"{shown} is not supported: only text is, {_PART}", index, "type", kind="unsupported_value")
+        raise mistake(f"{shown} is not supported; only text is: {_PART}", index, "type", kind="unsupported_value")
     text = _string(part, "text", index)
     for name in part:
         if name not in ("type", "text"):
