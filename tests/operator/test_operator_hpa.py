@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ class Kubelet:
         return pods
 
     def _start(self, pod: dict[str, Any]) -> None:
-        address = f"127.79.0.{next(self._numbers)}"  # all pods have the same port
+        process = os.getpid()  # all pods have the same port, and another test run may have pods too
+        address = f"127.{64 + process % 128}.{process // 128 % 256}.{next(self._numbers)}"
         self.servers[pod["metadata"]["name"]] = Server(address, names.PORT)
         self._world.report(pod, ready=True, address=address)
 
@@ -81,7 +83,7 @@ def test_a_roll_and_the_hpa_do_not_fight_over_replicas(scaled: World, kubelet: K
     """The load grows in the middle of a roll: replicas go up once, and never are there more pods than may be."""
     scaled.apply(autoscaling=AUTOSCALING)
     eventually(lambda: kubelet.look() and scaled.verdict() == ("True", "Serving"))
-    eventually(lambda: kubelet.look() and scaled.verdict("ScalingReady")[0] == "True", seconds=90)
+    eventually(lambda: kubelet.look() and scaled.verdict("ScalingReady")[0] == "True", seconds=180)
     first = revision(scaled)
     kubelet.running = 6
     scaled.apply(autoscaling=AUTOSCALING, drainSeconds=30)
@@ -97,7 +99,7 @@ def test_a_roll_and_the_hpa_do_not_fight_over_replicas(scaled: World, kubelet: K
         ready = service["status"]["readyReplicas"] == wanted[-1] == AUTOSCALING["maxReplicas"]
         return ready and scaled.verdict("Progressing") == ("False", "UpToDate")
 
-    eventually(rolled_and_scaled, seconds=90)
+    eventually(rolled_and_scaled, seconds=180)
     assert revision(scaled) != first
     assert wanted == sorted(wanted)
     assert not too_many
