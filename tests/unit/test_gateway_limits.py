@@ -288,7 +288,7 @@ def test_no_field_takes_a_huge_value_of_any_kind(model: type[BaseModel], kind: s
             continue
         with pytest.raises(InvalidRequest) as caught:
             validate(model, {**plain, field: HUGE[kind]})
-        assert caught.value.param == field
+        assert str(caught.value.param).replace("[", ".").split(".")[0] == field
         assert len(caught.value.message) < 1000
 
 
