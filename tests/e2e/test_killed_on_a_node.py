@@ -1,4 +1,4 @@
-"""A server killed by somebody and one killed by a probe of a real kubelet: both end with 137, the status tells which."""
+"""A server that somebody kills, and one that a kubelet's probe kills: both end with 137, and the status tells which."""
 
 from __future__ import annotations
 
