@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 PAUSE = "paceline.test/pause:1"
+IMPORT_SECONDS = 600  # the server's image for GPUs has more than 5 GB
 
 _ACCOUNTS = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
 _GROUPS = "root:x:0:\nnogroup:x:65534:\n"

@@ -19,6 +19,7 @@ from cluster import cache
 from cluster.access import Kubectl
 from cluster.errors import Unavailable
 from cluster.hostroot import HostRoot
+from cluster.images import IMPORT_SECONDS
 from cluster.seam import Cluster, Helm, run_tool
 
 NAME = "paceline-test"
@@ -75,7 +76,7 @@ def running(state: Path) -> Iterator[Cluster]:
     this = [f"--name={NAME}", f"--kubeconfig={kubeconfig}"]
 
     def load(archive: Path) -> None:
-        run_tool([kind, "load", "image-archive", str(archive), f"--name={NAME}"], timeout=120)
+        run_tool([kind, "load", "image-archive", str(archive), f"--name={NAME}"], timeout=IMPORT_SECONDS)
 
     run_tool([kind, "delete", "cluster", *this], timeout=120)  # of a run that was killed
     try:

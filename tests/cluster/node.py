@@ -19,7 +19,7 @@ from cluster import cache, components, packages
 from cluster.access import Identity, Kubectl, write_kubeconfig
 from cluster.control_plane import ControlPlane
 from cluster.errors import Failed, Unavailable
-from cluster.images import write_pause
+from cluster.images import IMPORT_SECONDS, write_pause
 from cluster.node_config import API_SERVICE_IP, GATEWAY_IP, NODE_IP, NODE_NAME, SERVICE_RANGE, NodeConfig
 from cluster.process import Process, all_stopped
 from cluster.seam import Cluster, Helm, inside_network_of, run_tool
@@ -162,10 +162,10 @@ class _Node:
         self._run("coredns", [str(self.programs / "coredns"), f"-conf={state / 'Corefile'}"])
 
     def _import_image(self, archive: Path) -> None:
-        self._ctr("--namespace=k8s.io", "images", "import", str(archive))
+        self._ctr("--namespace=k8s.io", "images", "import", str(archive), timeout=IMPORT_SECONDS)
 
-    def _ctr(self, *args: str) -> str:
-        return run_tool([*self._enter, "ctr", f"--address={self.config.containerd_socket}", *args], timeout=60)
+    def _ctr(self, *args: str, timeout: float = 60) -> str:
+        return run_tool([*self._enter, "ctr", f"--address={self.config.containerd_socket}", *args], timeout=timeout)
 
 
 def _succeeds(attempt: Callable[[], object]) -> Callable[[], bool]:

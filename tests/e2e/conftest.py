@@ -10,7 +10,7 @@ from cluster.errors import Unavailable
 from cluster.hostroot import HostRoot, write_image
 from cluster.seam import Cluster
 from e2e.evidence import evidence
-from e2e.installation import Images, install, system_namespace
+from e2e.installation import DemoModel, Images, archives_of_the_user, install, system_namespace
 
 IMAGE = "paceline.test/hostroot:1"
 
@@ -32,14 +32,19 @@ def host_image(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def images(node_cluster: Cluster, request: pytest.FixtureRequest) -> Images:
-    """The images of operator and server, or what takes their place."""
-    if node_cluster.host_root is None:
-        try:
-            return Images.named_by_the_user()
-        except Unavailable as reason:
+    """The images of operator and server that the environment names, or what takes their place."""
+    host_root = node_cluster.host_root
+    model = DemoModel.on_node(host_root, request.getfixturevalue("smollm2_model")) if host_root else None
+    try:
+        named = Images.named_by_the_user(model)
+    except Unavailable as reason:
+        if model is None:
             pytest.skip(str(reason))
-    host, image, model = (request.getfixturevalue(name) for name in ("host_python", "host_image", "smollm2_model"))
-    return Images.of_this_machine(host, image, model)
+        host, image = (request.getfixturevalue(name) for name in ("host_python", "host_image"))
+        return Images.of_this_machine(host, image, model)
+    for archive in archives_of_the_user():
+        node_cluster.import_image(archive)
+    return named
 
 
 @pytest.fixture(scope="module")

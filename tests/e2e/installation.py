@@ -26,43 +26,52 @@ CRD = "llmservices.paceline.dev"
 CRD_API = "v1alpha1.paceline.dev"  # the API server makes it for the CRD
 METRICS_API = "v1beta2.custom.metrics.k8s.io"
 OPERATOR_IMAGE, SERVER_IMAGE = "PACELINE_TEST_OPERATOR_IMAGE", "PACELINE_TEST_SERVER_IMAGE"
+IMAGE_ARCHIVES = "PACELINE_TEST_IMAGE_ARCHIVES"
 
 # Two replicas, the control plane and other work share two cores
 RESOURCES = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "3Gi"}}
 
 
 @dataclass(frozen=True, slots=True)
+class DemoModel:
+    """The demo's model on the node, as a volume and where the server's model store has it."""
+
+    volume: dict[str, Any]
+    mount: dict[str, Any]
+
+    @classmethod
+    def on_node(cls, host_root: Path, folder: Path) -> DemoModel:
+        """Return the model of `folder` (…/ORG/NAME), on a node that sees this machine's root at `host_root`."""
+        path = host_root / folder.relative_to("/")
+        volume = {"name": "demo-model", "hostPath": {"path": str(path), "type": "Directory"}}
+        store = f"/models/{'/'.join(folder.parts[-2:])}"
+        return cls(volume, {"name": "demo-model", "mountPath": store, "readOnly": True})
+
+
+@dataclass(frozen=True, slots=True)
 class Images:
-    """What is different where images cannot be built: the chart's values, and the overlay of every LLMService."""
+    """Which images are run: the chart's values, and the overlay of every LLMService."""
 
     values: dict[str, Any]
     spec: dict[str, Any]
 
     @classmethod
-    def of_this_machine(cls, host: HostRoot, image: str, model_folder: Path) -> Images:
-        """Run this machine's Python and source tree in the pods, with one model (…/ORG/NAME) in their model store."""
-        repository, tag = image.rsplit(":", 1)
+    def of_this_machine(cls, host: HostRoot, image: str, model: DemoModel) -> Images:
+        """Run this machine's Python and source tree in the pods, with one model in their model store."""
         component = {
             "command": [str(Path(sys.prefix) / "bin" / "paceline")],
             "extraVolumes": host.volumes(),
             "extraVolumeMounts": host.mounts(),
         }
-        named = {"repository": repository, "tag": tag}
+        named = _named(image)
         values = {"image": {**named, "pullPolicy": "Never"}, "serverImage": named}
-        model = {"name": "demo-model", "hostPath": {"path": str(host.on_node(model_folder)), "type": "Directory"}}
-        model_mount = {
-            "name": "demo-model",
-            "mountPath": f"/models/{'/'.join(model_folder.parts[-2:])}",
-            "readOnly": True,
-        }
-        server = {"name": "server", "volumeMounts": [*host.mounts(), model_mount]}
-        pod = {"volumes": [*host.volumes(), model], "containers": [server]}
-        spec = {"imagePullPolicy": "Never", "resources": RESOURCES, "template": {"spec": pod}}
+        template = _template([*host.volumes(), model.volume], [*host.mounts(), model.mount])
+        spec = {"imagePullPolicy": "Never", "resources": RESOURCES, "template": template}
         return cls({**values, "operator": component, "adapter": component}, spec)
 
     @classmethod
-    def named_by_the_user(cls) -> Images:
-        """Run the images that the environment names, which the cluster can pull; models come from the hub.
+    def named_by_the_user(cls, model: DemoModel | None) -> Images:
+        """Run the images that the environment names; without `model`, models come from the hub.
 
         Raises:
             Unavailable: when they are not named.
@@ -70,13 +79,24 @@ class Images:
         operator, server = os.environ.get(OPERATOR_IMAGE), os.environ.get(SERVER_IMAGE)
         if not operator or not server:
             raise Unavailable(f"name images that your cluster can pull in {OPERATOR_IMAGE} and {SERVER_IMAGE}")
-        repository, tag = operator.rsplit(":", 1)
-        server_repository, server_tag = server.rsplit(":", 1)
-        values = {
-            "image": {"repository": repository, "tag": tag},
-            "serverImage": {"repository": server_repository, "tag": server_tag},
-        }
-        return cls(values, {"resources": RESOURCES})
+        spec: dict[str, Any] = {"resources": RESOURCES}
+        if model:
+            spec["template"] = _template([model.volume], [model.mount])
+        return cls({"image": _named(operator), "serverImage": _named(server)}, spec)
+
+
+def archives_of_the_user() -> list[Path]:
+    """Return the image archives (`docker save`) that the environment names, for nodes that can pull nothing."""
+    return [Path(name) for name in os.environ.get(IMAGE_ARCHIVES, "").split(os.pathsep) if name]
+
+
+def _named(image: str) -> dict[str, Any]:
+    repository, tag = image.rsplit(":", 1)
+    return {"repository": repository, "tag": tag}
+
+
+def _template(volumes: list[dict[str, Any]], mounts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"spec": {"volumes": volumes, "containers": [{"name": "server", "volumeMounts": mounts}]}}
 
 
 @contextlib.contextmanager
