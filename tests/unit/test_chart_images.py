@@ -102,6 +102,16 @@ def test_every_base_image_can_be_replaced_and_has_a_default_with_its_registry(do
 
 
 @pytest.mark.parametrize("dockerfile", PACKAGES)
+def test_every_build_argument_is_documented(dockerfile: str) -> None:
+    page = (ROOT / "docs/images.md").read_text()
+    for word, rest in instructions(dockerfile):
+        if word == "ARG":
+            name, _, default = rest.partition("=")
+            (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+            assert f"`{default}`" in row or default.startswith("https://download.pytorch.org/"), row
+
+
+@pytest.mark.parametrize("dockerfile", PACKAGES)
 def test_every_copy_between_stages_is_of_a_stage_and_path_that_exist(dockerfile: str) -> None:
     stages = {rest.split(" AS ")[1] for word, rest in instructions(dockerfile) if word == "FROM" and " AS " in rest}
     text = (ROOT / dockerfile).read_text()
@@ -227,9 +237,10 @@ def test_the_server_image_for_cpus_takes_no_other_build_of_pytorch(tmp_path: Pat
 
 
 def test_the_server_image_for_gpus_has_the_compiler_that_triton_asks_for(tmp_path: Path) -> None:
-    """And the headers that gcc only recommends; the image for CPUs needs neither."""
+    """And the headers that gcc only recommends; the image for CPUs needs neither. The packages' files do not stay."""
     code, said = run_step("apt-get", "apt-get", "cuda", tmp_path)
-    assert (code, said.splitlines()[-1].split()[-2:]) == (0, ["gcc", "libc6-dev"])
+    _, install, clean = said.splitlines()
+    assert (code, install.split()[-2:], clean) == (0, ["gcc", "libc6-dev"], "clean")
     assert run_step("apt-get", "apt-get", "cpu", tmp_path) == (0, "")
     everything = instructions("Dockerfile.server")
     last_from = max(index for index, (word, _) in enumerate(everything) if word == "FROM")
