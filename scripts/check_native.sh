@@ -19,5 +19,5 @@ chmod +x "$home/c++"
 HOME=$home CXX=$home/c++ LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)" \
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
   "$python" -m pytest -q -p no:cacheprovider tests/unit/test_native_attention.py tests/unit/test_native_int8.py \
-  tests/unit/test_model_sampler.py \
+  tests/unit/test_native_few_rows.py tests/unit/test_model_sampler.py \
   "tests/unit/test_model_families.py::test_chunks_of_several_sequences_give_transformers_own_logits"

@@ -14,6 +14,7 @@ constexpr int kBlockWords = 320;  // of k: so much of a panel stays in the first
 constexpr int kTaskRows = 32;  // a task of so many rows is worth two
 constexpr float kRounding = 2.0f;  // what rounding adds to a sum of four weights at most
 constexpr size_t kTaskBytes = size_t{48} << 10;  // of weights: claiming a task must cost nothing beside it
+constexpr size_t kFewTaskBytes = size_t{256} << 10;  // the same for few rows: long streams, from memory
 
 int words_of(WeightFormat format, int inputs) {
   const int values = format == WeightFormat::kFloat32 ? 1 : format == WeightFormat::kBfloat16 ? 2 : 4;
@@ -165,37 +166,57 @@ void Matrix::multiply(Pool& pool, const Rows& rows, const Output& out) const {
   const size_t bytes = size_t(panels_) * static_cast<size_t>(panel_words()) * sizeof(int32_t);
   // As many tasks for each thread, and smaller ones where many rows make each longer.
   const size_t turns = static_cast<size_t>(rows.count / kTaskRows + 1);
-  const int threads = pool.threads(), wanted = static_cast<int>(bytes * turns / kTaskBytes) / threads * threads;
+  const size_t task_bytes = rows.count <= kFewRows ? kFewTaskBytes : kTaskBytes;
+  const int threads = pool.threads(), wanted = static_cast<int>(bytes * turns / task_bytes) / threads * threads;
   const int tasks = std::min(groups, row_blocks > 1 ? groups : std::max(threads, wanted));
   const auto first_panel = [&](int task) { return static_cast<int>(int64_t{groups} * task / tasks) * together; };
   pool.run(row_blocks * tasks, [&](int index) {
-    const int block = index / tasks, task = index % tasks, end = std::min(first_panel(task + 1), panels_);
+    const int block = index / tasks, task = index % tasks;
+    const int begin = first_panel(task), end = std::min(first_panel(task + 1), panels_);
+    const int length = rows.count <= kFewRows ? (end - begin) / kStreams : 0;  // panels of a stream
     Work work{};
     work.begin = static_cast<int>(int64_t{rows.count} * block / row_blocks);
     work.end = static_cast<int>(int64_t{rows.count} * (block + 1) / row_blocks);
-    for (work.panel = first_panel(task); work.panel < end; ++work.panel) {
-      // The other threads take the tasks between.
-      const int next = work.panel + 1 < end ? work.panel + 1 : first_panel(task + threads);
-      work.next = next < panels_ ? reinterpret_cast<const char*>(panel_data(next)) : nullptr;
-      multiply_panel(rows, work, out);
-    }
+    with_format([&](auto format) {
+      using Format = decltype(format);
+      for (int panel = begin; panel < begin + length; ++panel) multiply_streams<Format>(rows, panel, length, out);
+      for (work.panel = begin + length * kStreams; work.panel < end; ++work.panel) {
+        // The other threads take the tasks between.
+        const int next = work.panel + 1 < end ? work.panel + 1 : first_panel(task + threads);
+        work.next = next < panels_ ? reinterpret_cast<const char*>(panel_data(next)) : nullptr;
+        multiply_panel<Format>(rows, work, out);
+      }
+    });
   });
 }
 
-void Matrix::multiply_panel(const Rows& rows, const Work& work, const Output& out) const {
+template <class Body>
+void Matrix::with_format(const Body& body) const {
   switch (format_) {
-    case WeightFormat::kFloat32: return multiply_rows<Float32>(rows, work, out);
-    case WeightFormat::kInt8: return multiply_rows<Int8>(rows, work, out);
+    case WeightFormat::kFloat32: return body(Float32{});
+    case WeightFormat::kInt8: return body(Int8{});
     case WeightFormat::kBfloat16:
 #if defined(__AVX512BF16__)
-      if (form_ == Form::kPairs) return multiply_rows<Bfloat16Paired>(rows, work, out);
+      if (form_ == Form::kPairs) return body(Bfloat16Paired{});
 #endif
-      return multiply_rows<Bfloat16Widened>(rows, work, out);
+      return body(Bfloat16Widened{});
   }
 }
 
 template <class Format>
-void Matrix::multiply_rows(const Rows& rows, const Work& work, const Output& out) const {
+void Matrix::multiply_streams(const Rows& rows, int first, int apart, const Output& out) const {
+  using Scalar = std::remove_cvref_t<decltype(typename Format::Sum{}[0])>;
+  Scalar sums[kStreams * kFewRows * kTileColumns];
+  Streams streams{rows.data, rows.stride, {}, words_, sums};
+  for (int stream = 0; stream < kStreams; ++stream) streams.panels[stream] = panel_data(first + stream * apart);
+  streams_function<Format>(rows.count)(streams);
+  for (int stream = 0; stream < kStreams; ++stream) {
+    finish(sums + ptrdiff_t(stream) * rows.count * kTileColumns, rows, first + stream * apart, 0, rows.count, out);
+  }
+}
+
+template <class Format>
+void Matrix::multiply_panel(const Rows& rows, const Work& work, const Output& out) const {
   using Scalar = std::remove_cvref_t<decltype(typename Format::Sum{}[0])>;
   static thread_local std::vector<Scalar> sums;
   const int count = work.end - work.begin, tiles = (count + Format::kRows - 1) / Format::kRows;

@@ -94,9 +94,14 @@ class Matrix {
     int panel, begin, end;
     const char* next;
   };
-  void multiply_panel(const Rows& rows, const Work& work, const Output& out) const;
+  // Call body(Format{}) with the format that this processor multiplies these weights in.
+  template <class Body>
+  void with_format(const Body& body) const;
   template <class Format>
-  void multiply_rows(const Rows& rows, const Work& work, const Output& out) const;
+  void multiply_panel(const Rows& rows, const Work& work, const Output& out) const;
+  // kFewRows rows or fewer times kStreams panels, each `apart` behind the one before.
+  template <class Format>
+  void multiply_streams(const Rows& rows, int first, int apart, const Output& out) const;
   int rows_at_once() const;
   void fetch_results(int panel, int begin, int end, const Output& out) const;
   template <class Sum>

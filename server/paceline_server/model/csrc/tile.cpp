@@ -71,6 +71,53 @@ void multiply_tile(const Tile& tile) {
   }
 }
 
+// Add the products of kWords words, from word `word` on.
+template <class Format, int kRows, int kWords>
+inline void add_words(typename Format::Sum (&sums)[kStreams][kRows][2], const Streams& streams, int word) {
+  const int32_t* const a = streams.a + ptrdiff_t(word) * Format::kActivations;
+#pragma GCC unroll 4
+  for (int stream = 0; stream < kStreams; ++stream) {
+    const int32_t* const w = streams.panels[stream] + ptrdiff_t(word) * kTileColumns;
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      Ints words[kWords];
+      for (int index = 0; index < kWords; ++index) words[index] = load(w + index * kTileColumns + half * kLanes);
+#pragma GCC unroll 4
+      for (int row = 0; row < kRows; ++row) {
+        typename Format::Sum& sum = sums[stream][row][half];
+        if constexpr (kWords == 1) sum = Format::dot(sum, a + row * streams.a_stride, words[0]);
+        else sum = Format::dot(sum, a + row * streams.a_stride, words);
+      }
+    }
+  }
+}
+
+template <class Format, int kRows>
+void multiply_streams(const Streams& given) {
+  using Sum = typename Format::Sum;
+  using Scalar = std::remove_cvref_t<decltype(Sum{}[0])>;
+  const Streams streams = given;  // a copy of ours: no store can change it
+  Sum sums[kStreams][kRows][2] = {};
+  int word = 0;
+  for (; word + Format::kWordsAtOnce <= streams.words; word += Format::kWordsAtOnce) {
+    add_words<Format, kRows, Format::kWordsAtOnce>(sums, streams, word);
+  }
+  for (; word < streams.words; ++word) add_words<Format, kRows, 1>(sums, streams, word);
+  Scalar* out = static_cast<Scalar*>(streams.out);
+  for (const auto& rows : sums) {
+    for (const auto& row : rows) {
+      store(out, row[0]);
+      store(out + kLanes, row[1]);
+      out += kTileColumns;
+    }
+  }
+}
+
+template <class Format, int... kRowsLess1>
+constexpr std::array<StreamsFunction, kFewRows> streams_table(std::integer_sequence<int, kRowsLess1...>) {
+  return {multiply_streams<Format, kRowsLess1 + 1>...};
+}
+
 template <class Format, int... kRowsLess1>
 constexpr std::array<TileFunction, Format::kRows> table(std::integer_sequence<int, kRowsLess1...>) {
   return {multiply_tile<Format, kRowsLess1 + 1>...};
@@ -106,8 +153,19 @@ TileFunction tile_function(int rows) {
 template TileFunction tile_function<Float32>(int);
 template TileFunction tile_function<Bfloat16Widened>(int);
 template TileFunction tile_function<Int8>(int);
+
+template <class Format>
+StreamsFunction streams_function(int rows) {
+  static constexpr auto kTable = streams_table<Format>(std::make_integer_sequence<int, kFewRows>{});
+  return kTable[static_cast<size_t>(rows - 1)];
+}
+
+template StreamsFunction streams_function<Float32>(int);
+template StreamsFunction streams_function<Bfloat16Widened>(int);
+template StreamsFunction streams_function<Int8>(int);
 #if defined(__AVX512BF16__)
 template TileFunction tile_function<Bfloat16Paired>(int);
+template StreamsFunction streams_function<Bfloat16Paired>(int);
 
 bool bfloat16_paired_is_faster() {
   static const bool faster = best_time<Bfloat16Paired>() < best_time<Bfloat16Widened>();

@@ -45,6 +45,33 @@ extern template TileFunction tile_function<Int8>(int);
 extern template TileFunction tile_function<Bfloat16Paired>(int);
 #endif
 
+// Panels of weights that few rows pass over at once: memory gives more to who reads in several places, because fetching
+// ahead ends with every page, and a sum need not wait for its last product.
+inline constexpr int kStreams = 4;
+inline constexpr int kFewRows = 4;  // more do so much with what is read that memory is not what they wait for
+
+// out[s][r][c] = sum over k of a[r][k] * panels[s][k][c], in the order of `Tile`: the same sums bit for bit.
+struct Streams {
+  const int32_t* a;  // [rows, words * Format::kActivations]
+  ptrdiff_t a_stride;
+  const int32_t* panels[kStreams];  // [words, kTileColumns]
+  int words;
+  void* out;  // [kStreams, rows, kTileColumns]
+};
+
+using StreamsFunction = void (*)(const Streams&);
+
+// The function for 1 <= rows <= kFewRows.
+template <class Format>
+StreamsFunction streams_function(int rows);
+
+extern template StreamsFunction streams_function<Float32>(int);
+extern template StreamsFunction streams_function<Bfloat16Widened>(int);
+extern template StreamsFunction streams_function<Int8>(int);
+#if defined(__AVX512BF16__)
+extern template StreamsFunction streams_function<Bfloat16Paired>(int);
+#endif
+
 // Whether a bfloat16 product is to use the processor's instruction. Measured once: where the instruction exists it is
 // twice as fast as widening on some processors, and half as fast on others.
 bool bfloat16_paired_is_faster();
