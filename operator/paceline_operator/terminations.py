@@ -24,7 +24,8 @@ _LAST_WORDS: Final = re.compile(
     r"(?P<reason>(?=[A-Z0-9]*[a-z])[A-Z][a-z0-9]*([A-Z][a-z0-9]*)+): (?P<message>.+)", re.DOTALL
 )
 SIGKILLED: Final = 137
-"""Exit code of a process that SIGKILL has ended."""
+"""Exit code of a process that SIGKILL has ended; the kubelet gives it to a container that it has lost as well."""
+_LOST: Final = "ContainerStatusUnknown"  # its reason for such a one, of which it knows no times either: they are null
 _ENDED: Final = (0, 143, SIGKILLED)  # exit codes after the kubelet's SIGTERM: of a server that heeds it, and of others
 _KILL: Final = (
     "the server was killed (SIGKILL, exit code 137), neither by a probe nor at a memory limit of its own: its node may "
@@ -70,7 +71,9 @@ class Record:
 
     def by_probe(self, ended: dict[str, Any]) -> bool | None:
         """Whether the kubelet ended this run because of a probe; None where events do not reach to its end."""
-        started, finished = ended.get("startedAt", ""), ended.get("finishedAt", "")
+        started, finished = ended.get("startedAt"), ended.get("finishedAt")
+        if not started or not finished:
+            return None
         if any(started <= moment <= finished for moment in self.probe_kills):
             return True
         return False if self.last_told >= started else None
@@ -93,7 +96,7 @@ def termination(ended: dict[str, Any], record: Record) -> Failure | None:
         return failure
     tail = words[-_TAIL:]
     last_lines = f": {tail}" if tail else ""
-    if code == SIGKILLED:
+    if code == SIGKILLED and ended.get("reason") != _LOST:
         return Failure(conditions.KILLED, f"{_KILL}{last_lines}")
     return Failure(conditions.CRASHED, f"the server ended with exit code {code}{last_lines}")
 

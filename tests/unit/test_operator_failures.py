@@ -187,6 +187,18 @@ def test_events_of_long_ago_tell_nothing_of_who_killed_a_server() -> None:
     assert after(137, unready_since="2026-01-03T23:59:00Z", events=(scheduled,)) == "Restarted"
 
 
+def test_a_container_that_its_node_has_lost_was_killed_by_nobody_that_is_known() -> None:
+    """After a node's restart: the kubelet invents the exit code, and has null for the times."""
+    lost = "The container could not be located when the pod was deleted. The container used to be Running"
+    state = ended(137, lost, reason="ContainerStatusUnknown", startedAt=None, finishedAt=None)
+    probe = told("Killing", "Container server failed liveness probe, will be restarted", "2026-01-03T23:59:30Z")
+    for events in ((), (probe,)):
+        failure = failure_of(make_pod(DEPLOYMENT, lastState=state), startup_seconds=1800, events=events)
+        assert failure is not None
+        assert failure.reason == "Crashed"
+        assert lost in failure.message
+
+
 def test_a_kill_says_what_it_was_not_and_where_to_look() -> None:
     failure = read(state=BACK_OFF, lastState=ended(137, "last log line"))
     assert failure is not None
