@@ -208,7 +208,7 @@ def test_a_mistake_inside_a_field_is_named_by_its_whole_path(fields: dict[str, A
     [
         *[
             ({"type": kind, kind: {}}, ".type", f"{kind} is not supported; only text is: ", "unsupported_value")
-            for kind in ("image_url", "input_audio", "file", "refusal", "video_url", "input_text", "input_image", "")
+            for kind in ("image_url", "input_audio", "file", "video_url", "input_text", "input_image", "", "{place}")
         ],
         ({"type": "x" * 5_000_000}, ".type", "is not supported", "unsupported_value"),
         ({"text": "x"}, ".type", "is required", "missing_required_parameter"),

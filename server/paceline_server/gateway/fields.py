@@ -51,7 +51,8 @@ def mistake(text: str, *place: int | str, kind: str = "value") -> PydanticCustom
     Args:
         kind: the code for clients is found by it, see `mistakes`.
     """
-    return PydanticCustomError(kind, "{text}", {"text": text, "place": place})
+    # In this order: pydantic fills in one after the other, so that `{place}` in the text would be filled in as well.
+    return PydanticCustomError(kind, "{text}", {"place": place, "text": text})
 
 
 def only(*harmless: Any) -> AfterValidator:
