@@ -41,13 +41,14 @@ class Record:
     budget_seconds: how long a start may take.
     ready_changed: when the pod last became ready or ceased to be.
     last_told: when something was last told of the pod in an event; empty where nothing was.
-    probe_kills: when the kubelet told that it ends the server because of a probe.
+    probe_kills: when the kubelet told first and last, in an event, that it ends the server because of a probe. What it
+        tells again in the same words, of a later run, is the same event with a later last time.
     """
 
     budget_seconds: int
     ready_changed: str
     last_told: str
-    probe_kills: tuple[str, ...]
+    probe_kills: tuple[tuple[str, str], ...]
 
     @classmethod
     def of(cls, pod: Manifest, startup_seconds: int, about: Collection[Manifest]) -> Record:
@@ -57,7 +58,7 @@ class Record:
             budget_seconds=startup_seconds,
             ready_changed=ready_changed_at(pod),
             last_told=max(map(event_time, about), default=""),
-            probe_kills=tuple(event_time(one) for one in kills),
+            probe_kills=tuple((one.get("firstTimestamp") or event_time(one), event_time(one)) for one in kills),
         )
 
     def timed_out(self, ended: dict[str, Any]) -> bool:
@@ -74,7 +75,7 @@ class Record:
         started, finished = ended.get("startedAt"), ended.get("finishedAt")
         if not started or not finished:
             return None
-        if any(started <= moment <= finished for moment in self.probe_kills):
+        if any(first <= finished and started <= last for first, last in self.probe_kills):
             return True
         return False if self.last_told >= started else None
 

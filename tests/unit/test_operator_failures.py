@@ -165,10 +165,10 @@ def test_a_server_that_is_killed_while_it_serves_was_killed_by_no_probe() -> Non
     assert after(137, unready_since="2026-01-04T00:00:01Z") == "Killed"
 
 
-def told(reason: str, message: str, at: str) -> Manifest:
+def told(reason: str, message: str, at: str, **fields: str) -> Manifest:
     """An event about the pod."""
     about = {"metadata": {}, "involvedObject": {"uid": "uid-of-pod-0"}}
-    return {**about, "type": "Normal", "reason": reason, "message": message, "lastTimestamp": at}
+    return {**about, "type": "Normal", "reason": reason, "message": message, "lastTimestamp": at, **fields}
 
 
 @pytest.mark.parametrize("unready_since", ["2026-01-01T00:00:00Z", "2026-01-03T23:59:00Z", "2026-01-04T00:00:01Z"])
@@ -179,6 +179,13 @@ def test_events_tell_a_kill_by_a_probe_from_a_kill_by_anybody_else(unready_since
     probe = told("Killing", "Container server failed liveness probe, will be restarted", "2026-01-03T23:59:30Z")
     assert after(137, unready_since=unready_since, events=(long_ago, again)) == "Killed"
     assert after(137, unready_since=unready_since, events=(long_ago, probe, again)) != "Killed"
+
+
+def test_a_probe_that_kills_the_next_run_as_well_leaves_the_reason_of_the_one_before() -> None:
+    """The two kills are one event with two times, and until the second has been obeyed the first run ended last."""
+    message = "Container server failed startup probe, will be restarted"
+    probe = told("Killing", message, "2026-01-04T01:00:00Z", firstTimestamp="2026-01-03T23:59:30Z")
+    assert after(137, unready_since="2026-01-01T00:00:00Z", events=(probe,)) == "StartupTimeout"
 
 
 def test_events_of_long_ago_tell_nothing_of_who_killed_a_server() -> None:
