@@ -115,8 +115,11 @@ def _look_again_after(situation: Situation) -> float | None:
 
 
 def _blindness(observed: Observed) -> Failure | None:
-    """What may not be read of that on which decisions rest: a child that is not seen may be there, and be mounted."""
-    refusals = [words for resource, words in observed.unseen.items() if resource != "events"]
+    """What may not be read of that on which decisions rest: a child that is not seen may be there, and be mounted.
+
+    In an order of its own: answers come in any, and each other text would be another status to write.
+    """
+    refusals = [words for resource, words in sorted(observed.unseen.items()) if resource != "events"]
     return forbidden(refusals) if refusals else None
 
 

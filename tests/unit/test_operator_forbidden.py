@@ -44,6 +44,15 @@ async def test_what_may_not_be_read_is_told_and_changed_by_nothing(resource: str
     assert list(stage.cluster.children) != children
 
 
+async def test_refusals_that_come_in_another_order_are_no_news() -> None:
+    """The API server is asked for everything at once; a status that is written anew is an event, and a pass again."""
+    stage = await serving()
+    stage.cluster.unseen = {"pods": "no pods", "services": "no services"}
+    await stage.reconcile()
+    stage.cluster.unseen = {"services": "no services", "pods": "no pods"}
+    assert not await stage.reconcile()
+
+
 async def test_a_service_that_was_never_seen_has_a_status_all_the_same() -> None:
     stage = Stage()
     stage.cluster.unseen = dict.fromkeys(RESOURCES, REFUSAL)
