@@ -12,7 +12,8 @@ from typing import Any, Final
 from paceline_operator import conditions, names
 from paceline_operator.cluster import Manifest
 from paceline_operator.failure import Failure
-from paceline_operator.pods import container_statuses, event_time, hindrance, is_cut_off, unscheduled
+from paceline_operator.ownership import is_alive
+from paceline_operator.pods import container_statuses, event_time, has_ended, hindrance, is_cut_off, unscheduled
 from paceline_operator.terminations import SIGKILLED, Record, termination
 
 _BACK_OFF: Final = "CrashLoopBackOff"  # the waiting reason that says nothing itself: the last termination does
@@ -48,7 +49,12 @@ def is_waiting_silently(pod: Manifest) -> bool:
 
 
 def needs_events(pod: Manifest) -> bool:
-    """Whether only events tell all of what keeps the pod from serving: what it waits for, or who has killed it."""
+    """Whether only events tell all of what keeps the pod from serving: what it waits for, or who has killed it.
+
+    Never of a pod that is to serve no more: the record of one that was evicted stays for days.
+    """
+    if has_ended(pod) or not is_alive(pod):
+        return False
     return is_waiting_silently(pod) or any(
         state.get("terminated", {}).get("exitCode") == SIGKILLED
         for container in container_statuses(pod)

@@ -220,6 +220,15 @@ def test_of_a_pod_that_was_killed_the_events_are_wanted_until_it_has_come_up_aga
     assert not needs_events(make_pod(DEPLOYMENT, lastState=ended(1)))
 
 
+def test_of_pods_that_are_to_serve_no_more_no_events_are_read() -> None:
+    """They would be read in place of those of a pod that waits: of a few pods they are."""
+    evicted, leaving = (make_pod(DEPLOYMENT, state=ended(137)) for _ in range(2))
+    evicted["status"] |= {"phase": "Failed", "reason": "Evicted"}
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-04T00:00:00Z"
+    assert not needs_events(evicted)
+    assert not needs_events(leaving)
+
+
 @pytest.mark.parametrize("state", [BACK_OFF, {"running": {}}, {"waiting": {"reason": "ContainerCreating"}}])
 def test_a_server_that_was_drained_on_request_has_not_failed(state: dict[str, Any]) -> None:
     """The kubelet starts it again, after a while with back-off; its last words tell it from a failed probe."""
