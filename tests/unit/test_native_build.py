@@ -127,6 +127,19 @@ def test_a_library_that_cannot_be_loaded_is_as_good_as_none(
         choose(attention_backend="cpu")
 
 
+def test_a_compilers_pages_stay_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The drawback goes to /readyz, which asks nobody for a key, and is a line of `paceline up`."""
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, "printf 'no header x.h\\nin secret\\n' >&2; exit 1")))
+    monkeypatch.setattr(native, "library", lambda: native.Library(str(find_or_build(BASELINE, tmp_path / "cache"))))
+    with caplog.at_level(logging.WARNING, logger=backend.log.name):
+        choice = choose_backend(EngineConfig(model_path="x"), LlamaConfig().to_dict(), "float32", "float32", "cpu")
+    assert choice.drawback is not None
+    assert choice.drawback.endswith("no header x.h")
+    assert "secret" in caplog.text
+
+
 def test_a_model_that_the_kernels_do_not_do_gets_the_reference_and_a_line_that_says_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -35,7 +35,8 @@ class Choice:
 
     Attributes:
         name: `cpu`, `triton` or `reference`.
-        drawback: why a slower one is taken than the device's own, and what to do; None where that is the one.
+        drawback: why a slower one is taken than the device's own, and what to do, in one line, for everybody who asks:
+            what a compiler says in more of them has the log alone. None where that is the one.
     """
 
     name: str
@@ -181,7 +182,7 @@ def _best_backend(config: Mapping[str, Any], dtype: str, device: str) -> Choice:
         return Choice(best)
     drawback = f"serving with the slower back end reference, since engine.attention_backend {best} {obstacle}"
     log.warning("%s", drawback)
-    return Choice("reference", drawback)
+    return Choice("reference", drawback.splitlines()[0])
 
 
 def _triton_obstacle(device: str) -> str | None:
