@@ -27,7 +27,7 @@ def failure_of(pod: Manifest, startup_seconds: int, events: Collection[Manifest]
     """Why this pod, which is not ready, does not get ready; None while nothing speaks against it."""
     failure = (
         _phase_failure(pod)
-        or _container_failure(pod, Record.of(pod, startup_seconds, _about(pod, events)))
+        or _container_failure(pod, startup_seconds, _about(pod, events))
         or _scheduling_failure(pod)
         or _node_failure(pod)
         or _warned_failure(pod, events)
@@ -63,9 +63,9 @@ def needs_events(pod: Manifest) -> bool:
     )
 
 
-def _container_failure(pod: Manifest, record: Record) -> Failure | None:
+def _container_failure(pod: Manifest, startup_seconds: int, about: Collection[Manifest]) -> Failure | None:
     for container in container_statuses(pod):
-        failure = _one_container(container, record)
+        failure = _one_container(container, Record.of(pod, container["name"], startup_seconds, about))
         if failure is None:
             continue
         if container["name"] == names.CONTAINER:

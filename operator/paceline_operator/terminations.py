@@ -27,22 +27,27 @@ SIGKILLED: Final = 137
 """Exit code of a process that SIGKILL has ended; the kubelet gives it to a container that it has lost as well."""
 _LOST: Final = "ContainerStatusUnknown"  # its reason for such a one, of which it knows no times either: they are null
 _ENDED: Final = (0, 143, SIGKILLED)  # exit codes after the kubelet's SIGTERM: of a server that heeds it, and of others
-_KILL: Final = (
-    "the server was killed (SIGKILL, exit code 137), neither by a probe nor at a memory limit of its own: its node may "
-    "be out of memory, as the kernel's log tells, or somebody has ended it"
+_KILL: Final = "the server was killed (SIGKILL, exit code 137)"
+_NOT_BY_PROBE: Final = (
+    ", neither by a probe nor at a memory limit of its own: its node may be out of memory, as the kernel's log tells, or "
+    "somebody has ended it"
 )
+_BY_ANYBODY: Final = (
+    ", and no event tells any more by whom: a probe, a node out of memory, as the kernel's log tells, or somebody"
+)
+_PROBE_KILL: Final = re.compile(r"Container (?P<container>\S+) failed .*probe")
 _TAIL: Final = 500  # characters of a log that stand in a message
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What tells the ends of a server apart that have the same exit code. Times as Kubernetes writes them.
+    """What tells the ends of a container apart that have the same exit code. Times as Kubernetes writes them.
 
     budget_seconds: how long a start may take.
     ready_changed: when the pod last became ready or ceased to be.
     last_told: when something was last told of the pod in an event; empty where nothing was.
-    probe_kills: when the kubelet told first and last, in an event, that it ends the server because of a probe. What it
-        tells again in the same words, of a later run, is the same event with a later last time.
+    probe_kills: when the kubelet told first and last, in an event, that it ends the container because of a probe. What
+        it tells again in the same words, of a later run, is the same event with a later last time.
     """
 
     budget_seconds: int
@@ -51,9 +56,9 @@ class Record:
     probe_kills: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, pod: Manifest, startup_seconds: int, about: Collection[Manifest]) -> Record:
-        """The record of a pod; `about` are the events about it that are known."""
-        kills = (one for one in about if one.get("reason") == "Killing" and "probe" in one.get("message", ""))
+    def of(cls, pod: Manifest, container: str, startup_seconds: int, about: Collection[Manifest]) -> Record:
+        """The record of a pod's container; `about` are the events about the pod that are known."""
+        kills = (one for one in about if one.get("reason") == "Killing" and _by_probe(one, container))
         return cls(
             budget_seconds=startup_seconds,
             ready_changed=ready_changed_at(pod),
@@ -98,7 +103,8 @@ def termination(ended: dict[str, Any], record: Record) -> Failure | None:
     tail = words[-_TAIL:]
     last_lines = f": {tail}" if tail else ""
     if code == SIGKILLED and ended.get("reason") != _LOST:
-        return Failure(conditions.KILLED, f"{_KILL}{last_lines}")
+        by_whom = _BY_ANYBODY if record.by_probe(ended) is None else _NOT_BY_PROBE
+        return Failure(conditions.KILLED, f"{_KILL}{by_whom}{last_lines}")
     return Failure(conditions.CRASHED, f"the server ended with exit code {code}{last_lines}")
 
 
@@ -113,6 +119,11 @@ def _ended_by_probe(ended: dict[str, Any], record: Record) -> Failure | None:
     if code == 0 or by_probe or record.went_silent(ended):
         return Failure(conditions.RESTARTED, "the server stopped answering its probes and was restarted")
     return None
+
+
+def _by_probe(event: Manifest, container: str) -> bool:
+    told = _PROBE_KILL.match(event.get("message", ""))
+    return told is not None and told["container"] == container
 
 
 def _seconds(ended: dict[str, Any]) -> float | None:

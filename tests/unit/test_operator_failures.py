@@ -181,6 +181,13 @@ def test_events_tell_a_kill_by_a_probe_from_a_kill_by_anybody_else(unready_since
     assert after(137, unready_since=unready_since, events=(long_ago, probe, again)) != "Killed"
 
 
+def test_a_probe_of_another_container_has_not_killed_the_server() -> None:
+    start = told("Started", "Started container server", "2026-01-04T00:00:00Z")
+    for message in ("Container proxy failed liveness probe, will be restarted", "Stopping container a-probe"):
+        beside = told("Killing", message, "2026-01-03T23:59:30Z")
+        assert after(137, unready_since="2026-01-01T00:00:00Z", events=(beside, start)) == "Killed"
+
+
 def test_a_probe_that_kills_the_next_run_as_well_leaves_the_reason_of_the_one_before() -> None:
     """The two kills are one event with two times, and until the second has been obeyed the first run ended last."""
     message = "Container server failed startup probe, will be restarted"
@@ -210,6 +217,7 @@ def test_a_kill_says_what_it_was_not_and_where_to_look() -> None:
     failure = read(state=BACK_OFF, lastState=ended(137, "last log line"))
     assert failure is not None
     assert "SIGKILL" in failure.message
+    assert "neither by a probe" not in failure.message  # there are no events to tell
     assert failure.message.endswith(": last log line")
 
 

@@ -221,7 +221,7 @@ void Matrix::multiply_panel(const Rows& rows, const Work& work, const Output& ou
   static thread_local std::vector<Scalar> sums;
   const int count = work.end - work.begin, tiles = (count + Format::kRows - 1) / Format::kRows;
   sums.resize(static_cast<size_t>(count) * kTileColumns);
-  const char* ahead = tiles > 1 ? work.next : nullptr;  // one tile reads as fast as memory gives
+  const char* ahead = tiles > 1 ? work.next : nullptr;  // one tile waits for memory itself
   const ptrdiff_t next_bytes = ahead == nullptr ? 0 : panel_words() * ptrdiff_t{sizeof(int32_t)};
   const ptrdiff_t ahead_step = next_bytes / (ptrdiff_t(words_) * tiles);
   const int blocks = (words_ + kBlockWords - 1) / kBlockWords, most = ((words_ + blocks - 1) / blocks + 1) / 2 * 2;
