@@ -29,8 +29,8 @@ _LOST: Final = "ContainerStatusUnknown"  # its reason for such a one, of which i
 _ENDED: Final = (0, 143, SIGKILLED)  # exit codes after the kubelet's SIGTERM: of a server that heeds it, and of others
 _KILL: Final = "the server was killed (SIGKILL, exit code 137)"
 _NOT_BY_PROBE: Final = (
-    ", neither by a probe nor at a memory limit of its own: its node may be out of memory, as the kernel's log tells, or "
-    "somebody has ended it"
+    ", neither by a probe nor at a memory limit of its own: its node may be out of memory, as the kernel's log tells, "
+    "or somebody has ended it"
 )
 _BY_ANYBODY: Final = (
     ", and no event tells any more by whom: a probe, a node out of memory, as the kernel's log tells, or somebody"
