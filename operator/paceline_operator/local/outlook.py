@@ -7,10 +7,9 @@ from typing import Any, Final
 from paceline_operator import conditions, names
 from paceline_operator.cluster import Manifest
 from paceline_operator.failures import failure_of
-from paceline_operator.local.progress import condition
 from paceline_operator.local.state import Snapshot
 from paceline_operator.local.volumes import FAILED_MOUNT
-from paceline_operator.pods import container_statuses, hindrance, unscheduled
+from paceline_operator.pods import condition_of, container_statuses, hindrance, unscheduled
 
 _CANNOT_BE_MADE: Final = ("CreateContainerConfigError", "CreateContainerError")
 """Waiting reasons of a container for which this process would need another environment, or another program."""
@@ -23,10 +22,10 @@ def unmendable(snapshot: Snapshot) -> str | None:
     Nothing is to be run, a volume is missing, nothing fits onto the machine, a container cannot be made, or a server
     has ended with the status that says so.
     """
-    ready = condition(snapshot, conditions.ConditionType.READY)
+    ready = condition_of(snapshot.service, conditions.ConditionType.READY)
     if ready.get("reason") == conditions.SCALED_TO_ZERO:
         return str(ready["message"])
-    degraded = condition(snapshot, conditions.ConditionType.DEGRADED)
+    degraded = condition_of(snapshot.service, conditions.ConditionType.DEGRADED)
     if degraded.get("status") == conditions.Truth.TRUE and degraded["reason"] in _NEEDS_A_CHANGE:
         return f"{degraded['reason']}: {degraded['message']}"
     hindered = [pod for pod in snapshot.pods if _cannot_be_made(pod) or _says_that_restarts_are_useless(pod)]
@@ -42,7 +41,7 @@ def hopeless(snapshot: Snapshot) -> str | None:
     """Why nobody should wait for an answer: no restart helps, or servers keep ending."""
     if reason := unmendable(snapshot):
         return reason
-    degraded = condition(snapshot, conditions.ConditionType.DEGRADED)
+    degraded = condition_of(snapshot.service, conditions.ConditionType.DEGRADED)
     if degraded.get("status") != conditions.Truth.TRUE:
         return None
     if any(map(_is_stuck, snapshot.pods)):

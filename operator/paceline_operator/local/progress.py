@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TextIO
 
-from paceline_operator.cluster import Manifest
 from paceline_operator.local.startup import START_PROCESS
 from paceline_operator.local.state import Phase, Snapshot, Start
 from paceline_operator.pods import condition_of, is_ready, is_running, restart_count, was_drained
@@ -51,7 +50,7 @@ def facts(snapshot: Snapshot) -> Iterator[Fact]:
                 yield Fact(f"{name}/{restarts}/{phase.name}", f"  ✓ {_line(phase)}{_which(snapshot, name)}")
     for warning in snapshot.warnings:
         yield Fact(f"warning/{warning}", f"  ! {warning}")
-    degraded = condition(snapshot, "Degraded")
+    degraded = condition_of(snapshot.service, "Degraded")
     if degraded.get("status") == "True":
         reason, message = degraded["reason"], degraded["message"]
         yield Fact(f"degraded/{reason}/{message}", f"  ✗ {reason}: {message}", is_failure=True)
@@ -59,13 +58,14 @@ def facts(snapshot: Snapshot) -> Iterator[Fact]:
     if generation > 1:
         yield Fact(f"scale/{generation}", f"  ⇅ scaling to {wanted} replica{'s' if wanted != 1 else ''}")
     if serves(snapshot):
-        since, count = condition(snapshot, "Ready")["lastTransitionTime"], sum(is_ready(pod) for pod in snapshot.pods)
+        since = condition_of(snapshot.service, "Ready")["lastTransitionTime"]
+        count = sum(is_ready(pod) for pod in snapshot.pods)
         yield Fact(f"ready/{count}/{since}", f"{f'{count} replicas ready' if count > 1 else 'Ready'}: {snapshot.url}")
 
 
 def serves(snapshot: Snapshot) -> bool:
     """Whether the service is ready, and a ready server has told its start to the end."""
-    if condition(snapshot, "Ready").get("status") != "True":
+    if condition_of(snapshot.service, "Ready").get("status") != "True":
         return False
     ready = (pod["metadata"]["name"] for pod in snapshot.pods if is_ready(pod))
     return any(name not in snapshot.starts or snapshot.starts[name].over for name in ready)
@@ -79,11 +79,6 @@ def current(snapshot: Snapshot) -> str | None:
             if not phase.done and is_running(pod):
                 return f"{_line(phase)}{_which(snapshot, name)}"
     return None
-
-
-def condition(snapshot: Snapshot, kind: str) -> Manifest:
-    """A condition of the service; empty when it has none of this kind."""
-    return condition_of(snapshot.service, kind)
 
 
 def _line(phase: Phase) -> str:

@@ -16,10 +16,10 @@ from paceline_operator.local.front import DRAINING, FrontDoor, Refusal
 from paceline_operator.local.manifest import IMAGE
 from paceline_operator.local.occupied import refusal
 from paceline_operator.local.plane import Plane
-from paceline_operator.local.progress import condition
 from paceline_operator.local.runner import Node
 from paceline_operator.local.startup import StartupWatch
 from paceline_operator.local.state import Snapshot, StateFolder
+from paceline_operator.pods import condition_of
 
 _PUBLISH_SECONDS = 0.2
 _DRAINING = "Draining"  # a service of a cluster is gone by then, and has no condition
@@ -99,7 +99,7 @@ class Served:
     def _explain(self) -> Refusal:
         if self._drains:
             return DRAINING
-        why = why_not_ready(condition(self.snapshot(), "Ready"))
+        why = why_not_ready(condition_of(self.snapshot().service, "Ready"))
         return Refusal(f"{self._plane.key.name} is not ready: {why}", code="not_ready")
 
 
